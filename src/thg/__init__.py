@@ -1,0 +1,82 @@
+"""thg: guided diffusion sampling with fewer network evaluations (Tortoise and Hare Guidance).
+
+    import thg
+    thg.enable(pipe)        # one line on a diffusers pipeline
+    pipe("a red bicycle")   # as always
+    thg.summary(pipe)       # what was saved
+
+The names below are the public ones. What needs diffusers is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from thg.errors import (
+    ConcurrentRunError,
+    MissingExtraError,
+    NonFiniteError,
+    PlanError,
+    ProfileError,
+    ScheduleError,
+    THGError,
+    UnsupportedPipelineError,
+)
+from thg.plan import Plan
+from thg.planner import look_before_you_leap, m_max, uniform
+from thg.presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    from thg.adapter import Summary, disable, enable, enabled, summary
+    from thg.adapter.guider import TortoiseHareGuidance
+    from thg.models import shipped_pipeline
+
+__version__ = "0.1.0.dev0"
+
+_LAZY = {
+    "Summary": "thg.adapter",
+    "TortoiseHareGuidance": "thg.adapter.guider",
+    "disable": "thg.adapter",
+    "enable": "thg.adapter",
+    "enabled": "thg.adapter",
+    "shipped_pipeline": "thg.models",
+    "summary": "thg.adapter",
+}
+
+__all__ = [
+    "PRESETS",
+    "ConcurrentRunError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "Plan",
+    "PlanError",
+    "ProfileError",
+    "ScheduleError",
+    "Summary",
+    "THGError",
+    "TortoiseHareGuidance",
+    "UnsupportedPipelineError",
+    "__version__",
+    "disable",
+    "enable",
+    "enabled",
+    "look_before_you_leap",
+    "m_max",
+    "preset",
+    "shipped_pipeline",
+    "summary",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'thg' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,101 @@
+"""Guides: who decides, in one run, when the guidance term is evaluated and what stands in for it otherwise.
+
+`Guide` is what the takeover of a pipeline talks to; it is made afresh for each run and forgotten after it. `HareGuide`
+follows a `Plan`. The rivals of the benchmark are other guides, so that nothing but the decision differs.
+
+A network may return several tensors (video and sound); so a term is a tuple of tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from thg import hare
+from thg.plan import Plan
+
+Term = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run when it starts.
+
+    steps: denoiser calls of the run (Heun and PLMS call more often than the sampler has steps).
+    positions: where each call stands on the fine grid; calls at the same time share a position.
+    guidance_scale: w, if the pipeline tells.
+    log_snr: of each call, if the scheduler is one that the core understands.
+    """
+
+    steps: int
+    positions: tuple[float, ...]
+    guidance_scale: float | None = None
+    log_snr: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
+        """A run about which nothing else is known."""
+        return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
+
+
+class Guide(Protocol):
+    """The decisions of one run. The takeover asks in order of the steps, `evaluates` first."""
+
+    plan: Plan | None
+
+    def evaluates(self, step: int) -> bool:
+        """Shall the unconditional branch run at this step?"""
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        """A fresh guidance term d = e_c - e_u. Returns what to use in its place; None: as it is."""
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        """What to use where nothing was evaluated. None: no guidance at this step."""
+
+
+@runtime_checkable
+class GuideMaker(Protocol):
+    """Whatever can be enabled on a pipeline: makes the guide when the run is known."""
+
+    def guide(self, run: Run) -> Guide: ...
+
+
+class HareGuide:
+    """Follows a plan: Algorithm 1 as a predictor at the denoiser."""
+
+    def __init__(self, plan: Plan, run: Run) -> None:
+        self.plan = plan
+        self._at = run.positions
+        self._positions: deque[float] = deque(maxlen=hare.MEMORY)
+        self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
+
+    def evaluates(self, step: int) -> bool:
+        return self.plan.evaluates(step)
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        position = self._at[step]
+        if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
+            self._positions.pop()
+            self._terms.pop()
+        self._positions.append(position)
+        self._terms.append(term)
+        boost = self.plan.boost_at(step)
+        return None if boost == 1.0 else _scaled(term, boost)
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        if step >= self.plan.end_of_guidance:  # i >= i_hi: d = 0
+            self._positions.clear()
+            self._terms.clear()
+            return None
+        terms = tuple(
+            hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order)
+            for history in zip(*self._terms, strict=True)
+        )
+        return _scaled(terms, self.plan.boost_at(step))  # d <- b d
+
+
+def _scaled(term: Term, factor: float) -> Term:
+    return term if factor == 1.0 else tuple(part * factor for part in term)
