@@ -1,0 +1,87 @@
+"""The models in the box: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
+
+This module knows where their files are and how to load them as genuine diffusers pipelines, offline. How they were made
+is in `training/`, how good they are in the README beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import torch
+
+from thg.errors import MissingExtraError, THGError
+from thg.models.garments import EXAMPLE_PROMPTS, GARMENTS, TONES, benchmark_prompts, prompt_for
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = [
+    "DEFAULT_GUIDANCE",
+    "EXAMPLE_PROMPTS",
+    "GARMENTS",
+    "TONES",
+    "ShippedName",
+    "benchmark_prompts",
+    "prompt_for",
+    "shipped_path",
+    "shipped_pipeline",
+]
+
+ShippedName = Literal["eps", "flow"]
+
+DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
+"""The guidance scale at which each model is meant to be used, and was measured."""
+
+
+def shipped_path(name: ShippedName = "eps") -> Path:
+    """The folder of a shipped model, in the layout that diffusers' `from_pretrained` reads."""
+    if name not in get_args(ShippedName):
+        raise THGError(f'there is no shipped model {name!r}; write shipped_pipeline("eps") or shipped_pipeline("flow")')
+    return Path(__file__).parent / name
+
+
+def shipped_pipeline(
+    name: ShippedName = "eps", *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+) -> DiffusionPipeline:
+    """Load a shipped model: "eps" is a `StableDiffusionPipeline`, "flow" a `StableDiffusion3Pipeline`.
+
+    Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". Nothing is downloaded.
+
+    - `device`: where to put it; the CPU unless said otherwise.
+    - `dtype`: of the weights in memory; float32 unless said otherwise (the files hold float16).
+    """
+    folder = shipped_path(name)
+    pipeline_class = _pipeline_class(folder)
+    try:
+        pipe: Any = pipeline_class.from_pretrained(
+            folder, torch_dtype=dtype or torch.float32, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _broken(folder, error) from error
+    return pipe if device is None else pipe.to(device)
+
+
+def _pipeline_class(folder: Path) -> Any:
+    try:
+        name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    except FileNotFoundError:
+        raise MissingExtraError(f"no model in {folder}: this copy of thg has no weights; reinstall thg") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(folder, error) from error
+    try:
+        import diffusers
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("the shipped models need diffusers; write pip install 'thg[diffusers]'") from error
+    try:
+        return getattr(diffusers, name)
+    except AttributeError as error:
+        raise _broken(folder, error) from error
+
+
+def _broken(folder: Path, error: Exception) -> THGError:
+    reason = " ".join(str(error).split())[:300]
+    return THGError(f"the model in {folder} is broken ({type(error).__name__}: {reason}); reinstall thg")

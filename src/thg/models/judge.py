@@ -1,0 +1,101 @@
+"""The judge: a small classifier, trained on real pictures only, that says what a generated picture shows.
+
+It knows the garment (by a network), the tone (by measuring brightness against the borders of real pictures) and the
+features in which the Frechet distance is taken. It knows nothing of the models that it judges.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from thg.errors import THGError
+from thg.models.garments import GARMENTS, brightness
+
+JUDGE_PATH: Final = Path(__file__).parent / "judge.safetensors"
+
+BORDERS_KEY: Final = "tone_borders"
+
+
+class JudgeNetwork(nn.Module):
+    """Pictures (n, 1, 32, 32) in [-1, 1] to logits of the ten garments, through 128 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+            convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
+            return nn.Sequential(convolution, nn.GroupNorm(8, outputs), nn.ReLU())
+
+        self.trunk = nn.Sequential(
+            stage(1, 32, 2), stage(32, 48, 1), stage(48, 96, 2), stage(96, 96, 1), stage(96, 128, 2), stage(128, 128, 1)
+        )
+        self.head = nn.Linear(128, len(GARMENTS))
+
+    def features(self, pictures: torch.Tensor) -> torch.Tensor:
+        """The 128 values before the last layer."""
+        return self.trunk(pictures).mean((2, 3))
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(pictures))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge thinks of each picture: indices into GARMENTS and TONES, and the features."""
+
+    garments: torch.Tensor
+    tones: torch.Tensor
+    features: torch.Tensor
+
+
+class Judge:
+    """The trained network together with the borders between the tones."""
+
+    def __init__(self, network: JudgeNetwork, tone_borders: torch.Tensor, description: dict[str, float]):
+        self.network = network.eval().requires_grad_(False)
+        self.tone_borders = tone_borders
+        self.description = description
+
+    @classmethod
+    def load(cls, path: Path = JUDGE_PATH) -> "Judge":
+        """Read the shipped judge, or another file of the same form."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+                description = json.loads((file.metadata() or {}).get("description", "{}"))
+            borders = tensors.pop(BORDERS_KEY)
+            network = JudgeNetwork()
+            network.load_state_dict(tensors)
+        except (OSError, SafetensorError, KeyError, RuntimeError) as error:
+            raise THGError(f"cannot load the judge from {path}: {error}; reinstall thg") from error
+        return cls(network, borders, description)
+
+    @torch.inference_mode()
+    def __call__(self, pictures: torch.Tensor, asked: torch.Tensor | None = None) -> Verdict:
+        """Judge pictures (n, 1, 32, 32) in [-1, 1].
+
+        A tone is relative to its garment (a third of all real coats is dark): that is the garment that was `asked`
+        for, or the recognised one if nothing is said.
+        """
+        batches = [self.network.features(batch) for batch in pictures.float().clamp(-1, 1).split(500)]
+        features = torch.cat(batches)
+        garments = self.network.head(features).argmax(1)
+        borders = self.tone_borders[garments if asked is None else asked]
+        tones = (brightness(pictures.float())[:, None] > borders).sum(1)
+        return Verdict(garments, tones, features)
+
+
+def frechet_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Frechet distance between Gaussians fitted to two sets of features, each (pictures, features)."""
+    one, other = one.double(), other.double()
+    gap = (one.mean(0) - other.mean(0)).square().sum()
+    first, second = torch.cov(one.T), torch.cov(other.T)
+    values, vectors = torch.linalg.eigh(first)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ second @ root).clamp(min=0).sqrt().sum()
+    return float(gap + first.trace() + second.trace() - 2 * cross)
