@@ -28,13 +28,15 @@ from thg.planner import look_before_you_leap, m_max, uniform
 from thg.presets import PRESETS, preset
 
 if TYPE_CHECKING:
-    from thg.adapter import Summary, disable, enable, enabled, summary
+    from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
     from thg.adapter.guider import TortoiseHareGuidance
     from thg.models import shipped_pipeline
 
 __version__ = "0.1.0.dev0"
 
 _LAZY = {
+    "Batched": "thg.adapter",
+    "Sequential": "thg.adapter",
     "Summary": "thg.adapter",
     "TortoiseHareGuidance": "thg.adapter.guider",
     "disable": "thg.adapter",
@@ -46,6 +48,7 @@ _LAZY = {
 
 __all__ = [
     "PRESETS",
+    "Batched",
     "ConcurrentRunError",
     "MissingExtraError",
     "NonFiniteError",
@@ -53,6 +56,7 @@ __all__ = [
     "PlanError",
     "ProfileError",
     "ScheduleError",
+    "Sequential",
     "Summary",
     "THGError",
     "TortoiseHareGuidance",

@@ -71,11 +71,16 @@ class HareGuide:
         self._at = run.positions
         self._positions: deque[float] = deque(maxlen=hare.MEMORY)
         self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
+        self._last_step = -1  # the last step with guidance
 
     def evaluates(self, step: int) -> bool:
-        return self.plan.evaluates(step)
+        if step >= self.plan.end_of_guidance:
+            return False
+        # the pipeline may switch guidance on late, or on again: then nothing recent is there to predict from
+        return self.plan.evaluates(step) or not self._terms or self._last_step < step - 1
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        self._last_step = step
         position = self._at[step]
         if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
             self._positions.pop()
@@ -90,6 +95,7 @@ class HareGuide:
             self._positions.clear()
             self._terms.clear()
             return None
+        self._last_step = step
         terms = tuple(
             hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order)
             for history in zip(*self._terms, strict=True)

@@ -1,0 +1,7 @@
+"""Taking over the guidance of diffusers pipelines."""
+
+from thg.adapter.api import disable, enable, enabled, summary
+from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.summary import Summary
+
+__all__ = ["Batched", "Sequential", "Summary", "disable", "enable", "enabled", "summary"]

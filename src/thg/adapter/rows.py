@@ -1,0 +1,159 @@
+"""Cutting the inputs of a batched call down to some branches, and putting outputs together again.
+
+Branches are stacked along the first dimension: `n` of them with the same number of rows each. Knows nothing of plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.errors import UnsupportedPipelineError
+from thg.guide import Term
+
+# Positional tables have no batch dimension, whatever their first dimension happens to be.
+_NOT_BATCHED = ("rotary", "freqs", "_ids", "pos_embed", "position")
+# Some pipelines repeat these for each frame, so that they hold a multiple of the batch.
+_PER_FRAME = ("encoder_hidden_states", "image_embeds", "residual", "controlnet")
+# Residuals of a ControlNet or an adapter come as tuples of batched tensors; other tuples are not cut.
+_TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
+
+
+def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The noisy sample among the arguments of a network."""
+    for name in ("sample", "hidden_states", "x", "latents"):
+        if name in kwargs:
+            return kwargs[name]
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Rows in the batch of a network call."""
+    sample = first_input(args, kwargs)
+    return len(sample) if isinstance(sample, list | tuple) else int(sample.shape[0])
+
+
+def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The time among the arguments of a network."""
+    for name in ("timestep", "timesteps", "t", "timestep_ratio", "r"):
+        if name in kwargs:
+            return kwargs[name]
+    return args[1] if len(args) > 1 else None
+
+
+def cut(
+    args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, n: int, keep: Sequence[int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with `n` branches in `rows` rows, for the branches `keep` alone."""
+    cutter = _Cutter(rows, n, keep)
+    return tuple(cutter.cut(value, "") for value in args), {name: cutter.cut(v, name) for name, v in kwargs.items()}
+
+
+class _Cutter:
+    def __init__(self, rows: int, n: int, keep: Sequence[int]) -> None:
+        self.rows, self.n, self.keep = rows, n, keep
+
+    def cut(self, value: Any, name: str) -> Any:
+        if any(part in name for part in _NOT_BATCHED):
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(value, any(part in name for part in _PER_FRAME))
+        if isinstance(value, dict):
+            return {key: self.cut(item, str(key)) for key, item in value.items()}
+        if isinstance(value, list):
+            if len(value) == self.rows and not _holds_batches(value, self.rows):
+                return self._list(value)  # one entry a sample
+            return [self.cut(item, name) for item in value]  # a fresh list: some networks pop from theirs
+        if isinstance(value, tuple) and any(part in name for part in _TUPLES_OF_BATCHES):
+            return tuple(self.cut(item, name) for item in value)
+        return value
+
+    def _tensor(self, value: Tensor, may_be_multiple: bool) -> Tensor:
+        size = value.shape[0] if value.ndim else 0
+        batched = size == self.rows or (may_be_multiple and size > 0 and size % self.rows == 0)
+        return select(value, self.n, self.keep) if batched else value
+
+    def _list(self, value: list[Any]) -> list[Any]:
+        size = len(value) // self.n
+        return [item for branch in self.keep for item in value[branch * size : (branch + 1) * size]]
+
+
+def _holds_batches(value: list[Any], rows: int) -> bool:
+    """Is this list of `rows` entries a list of batched tensors, and not one entry a sample?"""
+    return all(isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == rows for item in value)
+
+
+def select(value: Tensor, n: int, keep: Sequence[int]) -> Tensor:
+    """The rows of some of the `n` branches."""
+    size = value.shape[0] // n
+    if len(keep) == 1:
+        return value[keep[0] * size : (keep[0] + 1) * size]
+    return torch.cat([value[k * size : (k + 1) * size] for k in keep])
+
+
+# -- outputs
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of a network's output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, list | tuple):
+        return [tensor for item in output for tensor in tensors_of(item)]
+    if isinstance(output, Mapping):
+        return [tensor for item in output.values() for tensor in tensors_of(item)]
+    if is_dataclass(output):
+        return [tensor for field in fields(output) for tensor in tensors_of(getattr(output, field.name))]
+    if output is None:
+        return []
+    raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
+
+
+def branch_terms(output: Any, n: int) -> list[Term]:
+    """The output of a call with `n` branches, branch by branch."""
+    if n == 1:
+        return [tuple(tensors_of(output))]
+    listed = _list_of_samples(output)
+    if listed is not None:
+        size = len(listed) // n
+        return [tuple(listed[k * size : (k + 1) * size]) for k in range(n)]
+    parts = [tensor.chunk(n) for tensor in tensors_of(output)]
+    return [tuple(part[k] for part in parts) for k in range(n)]
+
+
+def assemble(template: Any, branches: Sequence[Term]) -> Any:
+    """An output like `template` (of any number of branches), made of these branches."""
+    listed = _list_of_samples(template)
+    if listed is not None:
+        values: list[Any] = [[tensor for branch in branches for tensor in branch]]
+        return _replace(template, values, samples=listed)
+    joined = list(branches[0]) if len(branches) == 1 else [torch.cat(parts) for parts in zip(*branches, strict=True)]
+    return _replace(template, joined)
+
+
+def _list_of_samples(output: Any) -> list[Tensor] | None:
+    """The list of per-sample tensors that some networks return in place of a batch."""
+    while isinstance(output, tuple) and len(output) >= 1:
+        output = output[0]
+    if is_dataclass(output):
+        output = getattr(output, fields(output)[0].name)
+    return output if isinstance(output, list) else None
+
+
+def _replace(template: Any, values: list[Any], samples: list[Tensor] | None = None) -> Any:
+    """The template with its tensors (or its list of samples) replaced, from the front of `values`."""
+    if isinstance(template, Tensor) or (samples is not None and template is samples):
+        return values.pop(0)
+    if isinstance(template, list | tuple):
+        return type(template)(_replace(item, values, samples) for item in template)
+    if is_dataclass(template) and not isinstance(template, type):
+        return type(template)(
+            **{field.name: _replace(getattr(template, field.name), values, samples) for field in fields(template)}
+        )
+    if isinstance(template, Mapping):
+        return type(template)({key: _replace(item, values, samples) for key, item in template.items()})  # type: ignore[call-arg]
+    return template

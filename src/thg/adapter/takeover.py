@@ -1,0 +1,339 @@
+"""One enabled pipeline: what happens when its scheduler starts a run and when its network is called.
+
+A run starts at `scheduler.set_timesteps`, and all state is made anew there; so a run that raised leaves nothing behind.
+At each network call the guide decides whether the unconditional branch runs. If it does not, the conditional branch
+alone is evaluated and the unconditional output is put in its place as e_u = e_c - d, with the predicted term d: the
+pipeline's own guidance formula then does the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.adapter import caller as calling
+from thg.adapter import rows
+from thg.adapter.caller import Caller
+from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.summary import Summary
+from thg.errors import ConcurrentRunError, UnsupportedPipelineError
+from thg.guide import Guide, GuideMaker, Run, Term
+
+Network = Callable[..., Any]
+
+CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # names of diffusers' cache contexts
+
+
+class RunState:
+    """Everything that belongs to one run and to no other."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.started = self.ended = time.perf_counter()
+        self.run: Run | None = None  # known at the first network call
+        self.guide: Guide | None = None
+        self.timesteps: weakref.ref[Any] | None = None
+        self.step = -1  # the step under way
+        self.rows: int | None = None  # rows of a call with all branches
+        self.time: Any = None  # the time of the step under way
+        self.evaluations: list[int] = []  # per step, per sample
+        self.plain: list[int] = []  # the same for plain CFG
+        self.guided_steps = 0
+        # sequential pipelines: the conditional call of the step under way
+        self.sample: Any = None
+        self.output: Any = None
+        self.answered = True
+
+    def next_step(self, pipeline: str) -> int:
+        assert self.run is not None
+        self.step += 1
+        if self.step >= self.run.steps:
+            raise UnsupportedPipelineError(
+                f"{pipeline} calls its network more often than the {self.run.steps} time steps of its run; thg cannot "
+                "tell which calls belong to which step. Please report this pipeline, and use thg.disable(pipe) meanwhile"
+            )
+        self.evaluations.append(0)
+        self.plain.append(0)
+        return self.step
+
+    def evaluated(self, branches: int, instead_of: int) -> None:
+        self.evaluations[-1] += branches
+        self.plain[-1] += instead_of
+        self.ended = time.perf_counter()
+
+    @property
+    def at_last_step(self) -> bool:
+        return self.run is not None and self.step == self.run.steps - 1
+
+    def release(self) -> None:
+        """Drops what holds tensors, and keeps what the summary needs."""
+        self.sample = self.output = self.time = None
+        if self.guide is not None:
+            self.plan = self.guide.plan
+        self.guide = None
+
+    plan = None
+
+
+class Takeover:
+    """A pipeline that thg is enabled on."""
+
+    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
+        self._pipe = weakref.ref(pipe)
+        self.name = type(pipe).__name__
+        self.layout = layout
+        self.maker = maker
+        self.state: RunState | None = None
+
+    @property
+    def pipe(self) -> Any:
+        return self._pipe()
+
+    # -- the run
+
+    def begin(self) -> None:
+        """The scheduler has set its time steps: a new run."""
+        self._refuse_second_thread()
+        self.state = RunState()
+
+    def _refuse_second_thread(self) -> None:
+        state = self.state
+        if state is None or state.thread == threading.get_ident():
+            return
+        if calling.is_running(self.pipe, state.thread):
+            raise ConcurrentRunError(
+                f"this {self.name} is running in another thread; a pipeline holds the state of one run. Load one "
+                "pipeline per thread (they can share their networks: type(pipe)(**pipe.components)), or use a lock"
+            )
+
+    def _current(self, who: Caller) -> RunState | None:
+        """The run that this call belongs to, or None for a call outside of any."""
+        state = self.state
+        if state is None:
+            return None
+        if state.thread != threading.get_ident():
+            self._refuse_second_thread()
+            return None
+        timesteps = who.timesteps()
+        if state.run is None:
+            self._open(state, who, timesteps)
+        elif state.timesteps is not None and state.timesteps() is not timesteps:
+            if timesteps is None:
+                return None  # before the loop of a new run
+            self.begin()
+            state = self.state
+            self._open(state, who, timesteps)
+        return state
+
+    def _open(self, state: RunState, who: Caller, timesteps: Any) -> None:
+        if timesteps is None or len(timesteps) == 0:
+            timesteps = self.pipe.scheduler.timesteps
+        elif isinstance(timesteps, Tensor):
+            state.timesteps = weakref.ref(timesteps)
+        times = [_number(t) for t in timesteps]
+        order = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
+        state.run = Run(
+            steps=len(times),
+            positions=tuple(order[t] for t in times),
+            guidance_scale=who.guidance_scale(),
+            log_snr=None,
+        )
+        state.guide = self.maker.guide(state.run)
+
+    # -- network calls
+
+    def denoise(
+        self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], who: Caller, context: str
+    ) -> Any:
+        """A call of a denoiser, conditional or with all branches."""
+        state = self._current(who)
+        if state is None or (state.guide is None):
+            return network(*args, **kwargs)
+        if isinstance(self.layout, Batched):
+            output = self._batched(state, self.layout, network, args, kwargs, who)
+        else:
+            output = self._sequential(state, network, args, kwargs, context)
+        if state.at_last_step and state.answered:
+            state.release()
+        return output
+
+    def _batched(
+        self,
+        state: RunState,
+        layout: Batched,
+        network: Network,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        who: Caller,
+    ) -> Any:
+        branches = layout.branches_of(self.pipe) if who.guidance_is_on() else ()
+        n, size = len(branches), rows.count(args, kwargs)
+        if branches and state.rows is None:
+            if size % n:
+                raise UnsupportedPipelineError(
+                    f"{self.name} sent {size} rows to its network where thg expected {n} branches of equal size"
+                )
+            state.rows = size
+        if not branches or size != state.rows:
+            return self._one_branch(state, network, args, kwargs)
+
+        step = state.next_step(self.name)
+        state.time = rows.timestep(args, kwargs)
+        state.guided_steps += 1
+        guide = state.guide
+        assert guide is not None
+        cond = branches.index("cond")
+        predicted = [branches.index(name) for name in layout.predicted]
+        if guide.evaluates(step):
+            output = network(*args, **kwargs)
+            state.evaluated(n, n)
+            parts = rows.branch_terms(output, n)
+            term = tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
+            used = guide.observe(step, parts[cond], term)
+            return output if used is None else self._with(output, parts, cond, predicted, used)
+
+        keep = [k for k in range(n) if k not in predicted]
+        args, kwargs = rows.cut(args, kwargs, size, n, keep)
+        with layout.without_predicted(self.pipe):
+            output = network(*args, **kwargs)
+        state.evaluated(len(keep), n)
+        kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
+        parts = [kept.get(k, kept[cond]) for k in range(n)]
+        return self._with(output, parts, cond, predicted, guide.predict(step, parts[cond]))
+
+    def _one_branch(self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with a single branch: a step without guidance, or one more call within a guided step."""
+        now = rows.timestep(args, kwargs)
+        extra = state.time is not None and _same(now, state.time)
+        if not extra:
+            state.next_step(self.name)
+        output = network(*args, **kwargs)
+        state.evaluated(1, 1)
+        return output
+
+    @staticmethod
+    def _with(template: Any, parts: list[Term], cond: int, predicted: list[int], term: Term | None) -> Any:
+        """The output with the predicted branches put in place: e_u = e_c - d."""
+        parts = list(parts)
+        share = len(parts[cond])
+        for place, k in enumerate(predicted):
+            own = None if term is None else term[place * share : (place + 1) * share]
+            parts[k] = unconditional(parts[cond], own)
+        return rows.assemble(template, parts)
+
+    def _sequential(
+        self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], context: str
+    ) -> Any:
+        sample = rows.first_input(args, kwargs)
+        if context in UNCONDITIONAL or (context not in CONDITIONAL and _same(sample, state.sample)):
+            if state.answered:  # a third call at the same step
+                output = network(*args, **kwargs)
+                state.evaluated(1, 1)
+                return output
+            return self._unconditional(state, network, args, kwargs)
+        state.next_step(self.name)
+        output = network(*args, **kwargs)
+        state.evaluated(1, 1)
+        state.sample, state.output, state.answered = sample, output, False
+        return output
+
+    def _unconditional(self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        guide = state.guide
+        assert guide is not None
+        step, output = state.step, state.output
+        (conditional,) = rows.branch_terms(output, 1)
+        state.guided_steps += 1
+        state.answered = True
+        if guide.evaluates(step):
+            own = network(*args, **kwargs)
+            state.evaluated(1, 1)
+            (parts,) = rows.branch_terms(own, 1)
+            term = guide.observe(step, conditional, difference(conditional, parts))
+            result = own if term is None else rows.assemble(own, [unconditional(conditional, term)])
+        else:
+            state.evaluated(0, 1)
+            result = rows.assemble(output, [unconditional(conditional, guide.predict(step, conditional))])
+        state.output = None
+        return result
+
+    def control(self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], who: Caller) -> Any:
+        """A call of a ControlNet, which comes before the denoiser's call of the same step."""
+        state = self._current(who)
+        guide = state.guide if state is not None else None
+        if state is None or guide is None or not isinstance(self.layout, Batched) or not who.guidance_is_on():
+            return network(*args, **kwargs)
+        branches = self.layout.branches_of(self.pipe)
+        n, size = len(branches), rows.count(args, kwargs)
+        if size != state.rows or guide.evaluates(state.step + 1):
+            return network(*args, **kwargs)
+        keep = [k for k, name in enumerate(branches) if name not in self.layout.predicted]
+        args, kwargs = rows.cut(args, kwargs, size, n, keep)
+        output = network(*args, **kwargs)
+        kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
+        # the rows of the predicted branches are never read: the denoiser leaves them out at this step, too
+        return rows.assemble(output, [kept.get(k, kept[keep[0]]) for k in range(n)])
+
+    # -- the report
+
+    def summary(self) -> Summary:
+        state = self.state
+        if state is None or state.run is None:
+            return Summary(self.name, 0, 0, 0, (), 0.0, note="enabled, and no run yet")
+        note = ""
+        if not state.guided_steps:
+            note = "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
+        plan = state.plan if state.guide is None else state.guide.plan
+        return Summary(
+            pipeline=self.name,
+            steps=state.run.steps,
+            nfe=sum(state.evaluations),
+            cfg_nfe=sum(state.plain),
+            evaluations=tuple(state.evaluations),
+            seconds=state.ended - state.started,
+            plan=plan if state.guided_steps else None,
+            finished=state.at_last_step,
+            note=note,
+        )
+
+
+def difference(conditional: Term, unconditional: Term) -> Term:
+    """d = e_c - e_u, in float32 at least."""
+    for c, u in zip(conditional, unconditional, strict=True):
+        if c.shape != u.shape:
+            raise UnsupportedPipelineError(
+                f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
+                "thg needs them alike"
+            )
+    return tuple(_wide(c) - _wide(u) for c, u in zip(conditional, unconditional, strict=True))
+
+
+def unconditional(conditional: Term, term: Term | None) -> Term:
+    """e_u = e_c - d, in the network's own precision. No term means no guidance: e_u = e_c."""
+    if term is None:
+        return conditional
+    return tuple((_wide(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def _number(value: Any) -> float:
+    return float(value.reshape(-1)[0]) if isinstance(value, Tensor) else float(value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Is this the same input? Free for the same tensor, which is the usual case."""
+    if a is b:
+        return a is not None
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return isinstance(a, int | float) and isinstance(b, int | float) and a == b
