@@ -1,0 +1,59 @@
+"""The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
+
+Each sub-command is a module of this package with `add_arguments(parser)` and `run(args)`; it is imported only when it
+is called. Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from thg import __version__
+from thg.errors import THGError
+
+COMMANDS = {
+    "generate": "make pictures (or sounds) with a pipeline, and say what was saved",
+    "compare": "the same seeds with plain CFG, the paper's plan and ours, side by side",
+    "demo": "the comparison on several prompts of the shipped model",
+    "plan": "show a plan, or what a profile would give",
+    "calibrate": "measure where the guidance of a model may leap",
+    "bench": "compare thg with its rivals",
+    "report": "rebuild the report of a benchmark",
+    "studio": "see it in the browser",
+    "doctor": "versions, devices, and what is missing or broken",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="thg", description="Guided diffusion sampling with fewer network evaluations.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"thg {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    called = next((word for word in argv if not word.startswith("-")), None)
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        if name == called:
+            module = importlib.import_module(f"thg.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(args.run(args) or 0)
+    except THGError as error:
+        print(f"thg {args.command}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"thg {args.command}: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"thg {args.command}: interrupted", file=sys.stderr)
+        return 130
