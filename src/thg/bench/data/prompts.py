@@ -1,0 +1,121 @@
+"""Prompts from files: csv, tsv, jsonl or txt, and from datasets of the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from thg.bench.data.errors import DataError
+from thg.bench.data.table import read_table
+from thg.errors import MissingExtraError
+
+USUAL_COLUMNS = ("prompt", "caption", "text")
+"""Taken, in any case of letters, when no column is named."""
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def read_prompts(path: str | Path, column: str | None = None, count: int | None = None) -> list[str]:
+    """The prompts of a file, in its order, without surrounding blanks; empty ones are left out.
+
+    - `path`: .csv and .tsv have a header; .jsonl has one object (or one string) a line; .txt has one prompt a line.
+    - `column`: which column or key; if not given, the only one, or the one named prompt, caption or text.
+    - `count`: take the first so many; an error if there are fewer. All if not given.
+    """
+    path = Path(path)
+    text = _read_text(path)
+    if path.suffix.lower() in DELIMITERS:
+        columns, rows = read_table(text, DELIMITERS[path.suffix.lower()], str(path))
+        chosen = choose_column(columns, column, str(path))
+        found: Iterable[str] = (row.get(chosen, "") for row in rows)
+    elif path.suffix.lower() == ".jsonl":
+        found = _from_jsonl(text, column, path)
+    elif path.suffix.lower() == ".txt":
+        if column is not None:
+            raise DataError(f"{path} is plain text and has no columns: leave column={column!r} out")
+        found = text.splitlines()
+    else:
+        raise DataError(f"{path} ends in {path.suffix!r}: prompts are read from .csv, .tsv, .jsonl or .txt")
+    return take(found, count, str(path))
+
+
+def hub_prompts(name: str, column: str | None = None, count: int | None = None, split: str = "test") -> list[str]:
+    """The prompts of a dataset on the Hugging Face hub (or of a local folder of one); rows are streamed."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtraError(f"reading the dataset {name} needs: pip install 'thg[datasets]'") from error
+    try:
+        dataset: Any = load_dataset(name, split=split, streaming=True)
+        columns = list(dataset.features or next(iter(dataset)))
+    except (OSError, ValueError, StopIteration) as error:
+        raise DataError(f"cannot read split {split!r} of the dataset {name}: {error}") from error
+    chosen = choose_column(columns, column, f"the dataset {name}")
+    return take((_first_text(row[chosen]) for row in dataset), count, f"the dataset {name}")
+
+
+def choose_column(columns: list[str], column: str | None, source: str) -> str:
+    """The column that was named, or the obvious one."""
+    there_are = f"{source} has the columns {', '.join(map(repr, columns))}"
+    if column is not None:
+        if column not in columns:
+            raise DataError(f"there is no column {column!r}: {there_are}")
+        return column
+    if len(columns) == 1:
+        return columns[0]
+    usual = [name for name in columns if name.lower() in USUAL_COLUMNS]
+    if len(usual) != 1:
+        raise DataError(f"which column holds the prompts? {there_are}; write column={(usual or columns)[0]!r}")
+    return usual[0]
+
+
+def take(found: Iterable[str], count: int | None, source: str) -> list[str]:
+    """The first `count` prompts that are not empty."""
+    if count is not None and count < 1:
+        raise DataError(f"count={count}: ask for one prompt or more")
+    prompts: list[str] = []
+    for prompt in map(str.strip, found):
+        if prompt:
+            prompts.append(prompt)
+        if len(prompts) == count:
+            return prompts
+    if not prompts:
+        raise DataError(f"{source} has no usable line: every prompt is empty")
+    if count is not None:
+        raise DataError(
+            f"{source} has {len(prompts)} prompts, {count} were asked for: write count={len(prompts)} or less"
+        )
+    return prompts
+
+
+def _read_text(path: Path) -> str:
+    """The file with its line ends as they are, a byte-order mark removed."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"cannot read the prompt file {path}: {error.strerror}") from error
+
+
+def _from_jsonl(text: str, column: str | None, path: Path) -> Iterator[str]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"line {number} of {path} is not JSON: {error}") from error
+        if isinstance(row, dict):
+            row = row[choose_column(list(row), column, f"line {number} of {path}")]
+        elif column is not None:
+            raise DataError(f"line {number} of {path} is not an object and has no column {column!r}")
+        if not isinstance(row, str):
+            raise DataError(f"line {number} of {path} holds {row!r:.60}, not a text")
+        yield row
+
+
+def _first_text(value: Any) -> str:
+    """Some datasets have several captions for each row: the first counts."""
+    return str(value[0] if isinstance(value, list) and value else value)

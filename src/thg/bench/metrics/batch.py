@@ -1,0 +1,128 @@
+"""What a metric is given: a batch of pictures or sounds, with what is known about them.
+
+Pictures are (batch, channels, height, width), floats in [0, 1] or bytes; sounds are (batch, samples), floats in
+[-1, 1], with a sample rate. This module knows tensors and ranges, and nothing about metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import torch
+from PIL import Image
+
+from thg.errors import MissingExtraError, NonFiniteError, THGError
+
+RANGE_SLACK = 1e-3
+"""How far outside [0, 1] a decoder's rounding may put a pixel."""
+
+
+class MetricError(THGError, ValueError):
+    """A metric asked for by an unknown name, or fed with something it cannot measure."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples of one run, and what goes with them.
+
+    `samples`: pictures or sounds. `prompts`: one text per sample. `references`: the plain CFG result for the same
+    prompts and seeds, of the same shape. `sample_rate`: of sounds, in hertz; it is what makes a batch one of sounds.
+    """
+
+    samples: torch.Tensor
+    prompts: tuple[str, ...] = ()
+    references: torch.Tensor | None = None
+    sample_rate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sample_rate is None:
+            _check_pictures(self.samples)
+        else:
+            _check_sounds(self.samples, self.sample_rate)
+        if self.prompts and len(self.prompts) != len(self.samples):
+            raise MetricError(
+                f"{len(self.samples)} samples but {len(self.prompts)} prompts: give one prompt per sample"
+            )
+        if self.references is not None and self.references.shape != self.samples.shape:
+            raise MetricError(
+                f"samples of shape {tuple(self.samples.shape)} cannot be compared with references of shape "
+                f"{tuple(self.references.shape)}: generate both at the same size"
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def pictures(self) -> torch.Tensor:
+        """The pictures as floats in [0, 1]."""
+        return _as_floats(self.samples)
+
+    def reference_pictures(self) -> torch.Tensor:
+        """The plain CFG pictures as floats in [0, 1]."""
+        if self.references is None:
+            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG pictures)")
+        _check_pictures(self.references)
+        return _as_floats(self.references)
+
+    def rgb_bytes(self) -> torch.Tensor:
+        """The pictures as a reader of the saved files sees them: (batch, 3, height, width), uint8."""
+        samples = self.samples
+        if samples.dtype != torch.uint8:
+            samples = (self.pictures() * 255).round().to(torch.uint8)
+        return samples.expand(-1, 3, -1, -1).cpu()
+
+    def pil_pictures(self) -> list[Image.Image]:
+        """The pictures for processors that want PIL."""
+        return [Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy())) for picture in self.rgb_bytes()]
+
+    def sounds_at(self, rate: int) -> torch.Tensor:
+        """The sounds resampled to `rate` (polyphase filter), float32 on the CPU."""
+        if self.sample_rate is None:
+            raise MetricError("this metric listens to sounds: pass Batch(sounds, sample_rate=16000), not pictures")
+        sounds = self.samples.detach().float().cpu()
+        if rate == self.sample_rate:
+            return sounds
+        try:
+            from scipy.signal import resample_poly
+        except ImportError as error:
+            raise MissingExtraError("resampling sounds needs scipy: pip install 'thg[metrics]'") from error
+        shared = gcd(rate, self.sample_rate)
+        resampled = resample_poly(sounds.numpy(), rate // shared, self.sample_rate // shared, axis=-1)
+        return torch.from_numpy(np.ascontiguousarray(resampled, dtype=np.float32))
+
+
+def _as_floats(pictures: torch.Tensor) -> torch.Tensor:
+    if pictures.dtype == torch.uint8:
+        return pictures.float() / 255
+    return pictures.detach().float().clamp(0, 1)
+
+
+def _check_pictures(pictures: torch.Tensor) -> None:
+    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
+        raise MetricError(
+            f"pictures have shape {tuple(pictures.shape)}: expected (batch, 1 or 3, height, width); "
+            "sounds need Batch(..., sample_rate=...)"
+        )
+    if pictures.dtype == torch.uint8:
+        return
+    if not pictures.is_floating_point():
+        raise MetricError(f"pictures are of type {pictures.dtype}: give floats in [0, 1] or torch.uint8")
+    if pictures.numel() == 0:
+        return
+    if not bool(torch.isfinite(pictures).all()):
+        raise NonFiniteError("NaN or infinity in a picture: it cannot be measured; look at the run that made it")
+    low, high = float(pictures.min()), float(pictures.max())
+    if low < -RANGE_SLACK or high > 1 + RANGE_SLACK:
+        raise MetricError(f"pixels reach from {low:.3g} to {high:.3g}, expected [0, 1]: for [-1, 1] write (x + 1) / 2")
+
+
+def _check_sounds(sounds: torch.Tensor, sample_rate: int) -> None:
+    if sample_rate < 1:
+        raise MetricError(f"sample_rate={sample_rate}: give the samples per second, for example 16000")
+    if sounds.ndim != 2 or not sounds.is_floating_point():
+        raise MetricError(
+            f"sounds are {sounds.dtype} of shape {tuple(sounds.shape)}: expected floats in [-1, 1], (batch, samples)"
+        )
+    if not bool(torch.isfinite(sounds).all()):
+        raise NonFiniteError("NaN or infinity in a sound: it cannot be measured; look at the run that made it")

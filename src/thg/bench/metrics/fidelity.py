@@ -1,0 +1,69 @@
+"""How close a picture is to what plain CFG makes of the same prompt and seed, pixel by pixel: PSNR and SSIM."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thg.bench.metrics.base import MeanMetric
+from thg.bench.metrics.batch import Batch, MetricError
+
+
+class PSNR(MeanMetric):
+    """Peak signal-to-noise ratio in decibels, 10 log10(1 / MSE), averaged over pictures.
+
+    Floats are compared as floats, before they become bytes. A picture equal to its reference has infinitely many
+    decibels, and then so has the mean.
+    """
+
+    name = "psnr"
+    direction = "higher"
+    needs = frozenset({"pairs"})
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        error = (batch.pictures() - batch.reference_pictures()).double().square().flatten(1).mean(1)
+        return -10 * torch.log10(error)
+
+
+class SSIM(MeanMetric):
+    """Structural similarity of Wang et al. (2004), averaged over positions, channels and pictures."""
+
+    name = "ssim"
+    direction = "higher"
+    needs = frozenset({"pairs"})
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        return ssim(batch.pictures().double(), batch.reference_pictures().double())
+
+
+WINDOW = 11
+SIGMA = 1.5
+K1, K2 = 0.01, 0.03
+
+
+def ssim(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """One number per picture; pixels in [0, 1]. Equation 13 of the paper at each position where the window fits."""
+    if min(x.shape[-2:]) < WINDOW:
+        raise MetricError(
+            f"SSIM looks through an {WINDOW}x{WINDOW} window; pictures of {tuple(x.shape[-2:])} are smaller"
+        )
+    mean_x, mean_y = _blur(x), _blur(y)
+    variance_x = _blur(x * x) - mean_x**2
+    variance_y = _blur(y * y) - mean_y**2
+    covariance = _blur(x * y) - mean_x * mean_y
+    c1, c2 = K1**2, K2**2
+    similarity = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / (
+        (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    )
+    return similarity.flatten(1).mean(1)
+
+
+def _blur(x: torch.Tensor) -> torch.Tensor:
+    """Gaussian window with weights of sum one, no padding, columns then rows."""
+    position = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - (WINDOW - 1) / 2
+    weights = torch.exp(-(position**2) / (2 * SIGMA**2))
+    weights = weights / weights.sum()
+    channels = x.shape[1]
+    down = weights.view(1, 1, -1, 1).expand(channels, 1, -1, 1)
+    across = weights.view(1, 1, 1, -1).expand(channels, 1, 1, -1)
+    return F.conv2d(F.conv2d(x, down, groups=channels), across, groups=channels)

@@ -1,0 +1,110 @@
+"""Metrics for the shipped models: is it the garment, and the tone, that the prompt asked for; and do they look real?
+
+The judge is a classifier trained on real pictures (`thg.models.judge.Judge`, or anything that answers like it). What a
+prompt asks for is read from its words, by the vocabulary of the shipped models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Protocol
+
+import torch
+
+from thg.bench.metrics.base import LastSeen, MeanMetric, Metric
+from thg.bench.metrics.batch import Batch, MetricError
+from thg.bench.metrics.frechet import FrechetMetric
+from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
+
+
+class Verdict(Protocol):
+    """What a judge says of each picture: indices into GARMENTS and TONES, and a row of features."""
+
+    @property
+    def garments(self) -> torch.Tensor: ...
+
+    @property
+    def tones(self) -> torch.Tensor: ...
+
+    @property
+    def features(self) -> torch.Tensor: ...
+
+
+Judge = Callable[[torch.Tensor, torch.Tensor | None], Verdict]
+"""Pictures (n, 1, height, width) in [-1, 1] and, where known, the garments that were asked for."""
+
+
+class JudgeAccuracy(MeanMetric):
+    """Share of the pictures that show the garment of their prompt."""
+
+    name = "judge_accuracy"
+    direction = "higher"
+    needs = frozenset({"prompts"})
+
+    def __init__(self, look: Callable[[Batch], Verdict]):
+        super().__init__()
+        self._look = look
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        return (self._look(batch).garments.cpu() == garments_asked(batch.prompts)).double()
+
+
+class ToneAccuracy(MeanMetric):
+    """Share of the pictures with the tone of their prompt; prompts without a tone do not count."""
+
+    name = "tone_accuracy"
+    direction = "higher"
+    needs = frozenset({"prompts"})
+
+    def __init__(self, look: Callable[[Batch], Verdict]):
+        super().__init__()
+        self._look = look
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        asked = [find_word(prompt, TONE_WORDS) for prompt in batch.prompts]
+        wanted = torch.tensor([TONES.index(tone) if tone else -1 for tone in asked])
+        right = self._look(batch).tones.cpu() == wanted
+        return right[wanted >= 0].double()
+
+
+class JudgeFrechet(FrechetMetric):
+    """Frechet distance in the judge's features."""
+
+    name = "judge_frechet"
+
+
+def judge_metrics(judge: Judge) -> list[Metric]:
+    """The three metrics, looking at each batch once."""
+
+    def look(batch: Batch) -> Verdict:
+        grey = batch.pictures().mean(1, keepdim=True)
+        return judge(2 * grey - 1, garments_asked(batch.prompts) if batch.prompts else None)
+
+    look_once = LastSeen(look)
+    return [JudgeAccuracy(look_once), ToneAccuracy(look_once), JudgeFrechet(lambda batch: look_once(batch).features)]
+
+
+def garments_asked(prompts: tuple[str, ...]) -> torch.Tensor:
+    """Index of the garment that each prompt names."""
+    found = [find_word(prompt, SYNONYMS) for prompt in prompts]
+    if None in found:
+        raise MetricError(
+            f"the prompt {prompts[found.index(None)]!r} names no garment: the judge knows {', '.join(GARMENTS)}"
+        )
+    return torch.tensor([GARMENTS.index(garment) for garment in found if garment])
+
+
+def find_word(prompt: str, vocabulary: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The entry of the vocabulary whose word the prompt has first; of two at one place, the longer ("t-shirt")."""
+    match = _pattern(tuple(word for words in vocabulary.values() for word in words)).search(prompt.lower())
+    if match is None:
+        return None
+    return next(entry for entry, words in vocabulary.items() if match[0] in words)
+
+
+@cache
+def _pattern(words: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(words, key=len, reverse=True)
+    return re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![\w-])")
