@@ -1,0 +1,154 @@
+"""Richardson extrapolation (Algorithm 3): how large the errors of the tortoise and of the hare are at each step.
+
+Each step of a plain CFG run is taken once, and once more as two half steps; the difference shows the local error. The
+planner turns the two errors into the longest leap that keeps the hare's below the tortoise's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thg.network import Denoiser, Network
+from thg.schedule import Node, Prediction, Schedule
+from thg.solvers import Solver, Track, advance, ddim, observe, step
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorConstants:
+    """|| x^(1) - x^(2) || of the tortoise and of the hare, one row per step and one column per sample.
+
+    They are the norms that the paper uses for || c^T || and || c^H ||: the common factor (1 - 2^-p) dt^(p+1) drops out
+    of their ratio. `order` is the p of the solver.
+    """
+
+    tortoise: Array
+    hare: Array
+    order: int
+
+    @property
+    def tortoise_mean(self) -> Array:
+        """Per step, the mean over samples of the norms."""
+        return np.asarray(self.tortoise.mean(axis=1))
+
+    @property
+    def hare_mean(self) -> Array:
+        return np.asarray(self.hare.mean(axis=1))
+
+    @property
+    def tortoise_std(self) -> Array:
+        return np.asarray(self.tortoise.std(axis=1))
+
+    @property
+    def hare_std(self) -> Array:
+        return np.asarray(self.hare.std(axis=1))
+
+    def local_errors(self) -> tuple[Array, Array]:
+        """The estimated norms of the local errors c (dt)^(p+1) themselves: tortoise, hare."""
+        share = 1 - 2.0**-self.order
+        return self.tortoise / share, self.hare / share
+
+
+def richardson(
+    denoiser: Denoiser, x: Tensor, schedule: Schedule, solver: Solver, *, guidance_scale: float
+) -> ErrorConstants:
+    """Algorithm 3 with any solver: four evaluations per step, along the CFG trajectory.
+
+    A multistep solver takes the half steps on a history of half steps (the midpoints of the interval before), so that
+    its error falls by 2^-p as eq. (half step) of the paper has it. A singlestep solver is judged by whole pairs of
+    steps, and each step of the pair gets half of the pair's error.
+    """
+    network = Network(denoiser, schedule, x)
+    state = network.state(x)
+    full = halves = _Split(Track(state), Track(torch.zeros_like(state)), guidance_scale - 1)
+    norms: list[tuple[Array, Array]] = []
+    for i in range(0, schedule.steps, solver.stages):
+        span = min(solver.stages, schedule.steps - i)
+        first = _evaluate(network, full.whole, schedule.nodes[i])
+        halves = halves.moved_to(full).step(solver, schedule.normal, schedule.nodes[i], first, schedule.node(i + 0.5))
+        for k in range(i, i + span):  # x^(1)
+            outputs = first if k == i else _evaluate(network, full.whole, schedule.nodes[k])
+            full = full.step(solver, schedule.normal, schedule.nodes[k], outputs, schedule.landings[k])
+        for k in range(1, 2 * span):  # x^(2), from the second half step on
+            node = schedule.node(i + k / 2)
+            target = schedule.node(i + (k + 1) / 2) if k < 2 * span - 1 else schedule.landings[i + span - 1]
+            halves = halves.step(solver, schedule.normal, node, _evaluate(network, halves.whole, node), target)
+        tortoise = _norms(full.tortoise.x - halves.tortoise.x) / span
+        hare = _norms(full.hare.x - halves.hare.x) / span
+        norms += [(tortoise, hare)] * span  # and on from x^(1), to follow the trajectory of CFG
+    return _constants(norms, solver)
+
+
+def richardson_first_order(
+    denoiser: Denoiser, x: Tensor, schedule: Schedule, *, guidance_scale: float
+) -> ErrorConstants:
+    """Algorithm 3 for a first-order solver, in short.
+
+    With a frozen output one step equals two half steps, so only the second half step can differ: with x_m the state at
+    the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
+    with (w - 1) d.
+    """
+    network = Network(denoiser, schedule, x)
+    solver, normal = ddim(), schedule.normal
+    state = network.state(x)
+    norms: list[tuple[Array, Array]] = []
+    for i, (node, landing) in enumerate(zip(schedule.nodes, schedule.landings, strict=False)):
+        middle = schedule.node(i + 0.5)
+        e_c, d = _evaluate(network, state, node)
+        track = observe(Track(state), solver, node, e_c + (guidance_scale - 1) * d, normal)
+        e_c_middle, d_middle = _evaluate(network, advance(track, solver, middle, normal), middle)
+        _, (b2,) = solver.coefficients((middle,), landing, normal)
+        norms.append((_norms(b2 * (e_c - e_c_middle)), _norms(b2 * (guidance_scale - 1) * (d - d_middle))))
+        state = advance(track, solver, landing, normal)
+    return _constants(norms, solver)
+
+
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """Tortoise and hare side by side, both on the fine grid."""
+
+    tortoise: Track
+    hare: Track
+    hare_scale: float  # w - 1
+
+    @property
+    def whole(self) -> Tensor:
+        return self.tortoise.x + self.hare.x
+
+    def moved_to(self, other: _Split) -> _Split:
+        """This history, at the states of `other`."""
+        return replace(
+            self, tortoise=replace(self.tortoise, x=other.tortoise.x), hare=replace(self.hare, x=other.hare.x)
+        )
+
+    def step(
+        self, solver: Solver, normal: Prediction, node: Node, outputs: tuple[Tensor, Tensor], target: Node
+    ) -> _Split:
+        e_c, d = outputs
+        return replace(
+            self,
+            tortoise=step(self.tortoise, solver, node, e_c, target, normal),
+            hare=step(self.hare, solver, node, self.hare_scale * d, target, normal),
+        )
+
+
+def _evaluate(network: Network, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
+    """e_c and d = e_c - e_u."""
+    e_c = network(x, node, True)
+    return e_c, e_c - network(x, node, False)
+
+
+def _norms(values: Tensor) -> Array:
+    """The Euclidean norm of each sample."""
+    return np.asarray(values.flatten(1).norm(dim=1).cpu(), dtype=np.float64)
+
+
+def _constants(norms: list[tuple[Array, Array]], solver: Solver) -> ErrorConstants:
+    tortoise, hare = zip(*norms, strict=True)
+    return ErrorConstants(np.stack(tortoise), np.stack(hare), solver.order)
