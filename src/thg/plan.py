@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from thg.errors import PlanError
@@ -147,8 +148,11 @@ class Plan:
 
     # -- JSON
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self), "coarse": list(self.coarse)}
+
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -197,7 +201,7 @@ def _grid(coarse: Any, steps: int) -> tuple[int, ...]:
         raise PlanError("coarse is empty; it must contain 0, where the first guidance term comes from")
     if grid[0] != 0:
         raise PlanError(f"coarse must begin with 0, not {grid[0]}; the first guidance term comes from step 0")
-    for before, after in zip(grid, grid[1:], strict=False):
+    for before, after in pairwise(grid):
         if after <= before:
             raise PlanError(f"coarse must increase, but {after} follows {before}")
     if grid[-1] >= steps:

@@ -127,7 +127,7 @@ def _networks(
     networks = [(role, network) for role, network in found if isinstance(network, torch.nn.Module)]
     if not networks:
         raise UnsupportedPipelineError(
-            f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it before thg.enable"
+            f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
         )
     control = getattr(pipe, "controlnet", None)
     controls = [control] if isinstance(control, torch.nn.Module) and isinstance(layout, Batched) else []

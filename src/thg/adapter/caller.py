@@ -46,8 +46,8 @@ class Caller:
         if scale is not None:
             return bool(scale > 1.0)
         raise UnsupportedPipelineError(
-            f"thg cannot tell whether this call of {type(self.pipe).__name__} uses guidance: it has neither the property "
-            "do_classifier_free_guidance nor a variable of that name"
+            f"thg cannot tell whether this call of {type(self.pipe).__name__} uses guidance: it has neither the "
+            "property do_classifier_free_guidance nor a variable of that name"
         )
 
     def guidance_scale(self) -> float | None:

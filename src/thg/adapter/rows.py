@@ -135,6 +135,15 @@ def assemble(template: Any, branches: Sequence[Term]) -> Any:
     return _replace(template, joined)
 
 
+def spread(output: Any, n: int, keep: Sequence[int]) -> Any:
+    """An output for the branches `keep`, as one for all `n`; the rows of the others are filled with the first kept."""
+    if isinstance(output, Tensor):
+        kept = dict(zip(keep, output.chunk(len(keep)), strict=True))
+        return torch.cat([kept.get(k, kept[keep[0]]) for k in range(n)])
+    values = [spread(tensor, n, keep) for tensor in tensors_of(output)]
+    return _replace(output, values)
+
+
 def _list_of_samples(output: Any) -> list[Tensor] | None:
     """The list of per-sample tensors that some networks return in place of a batch."""
     while isinstance(output, tuple) and len(output) >= 1:

@@ -56,7 +56,7 @@ class RunState:
         if self.step >= self.run.steps:
             raise UnsupportedPipelineError(
                 f"{pipeline} calls its network more often than the {self.run.steps} time steps of its run; thg cannot "
-                "tell which calls belong to which step. Please report this pipeline, and use thg.disable(pipe) meanwhile"
+                "tell which calls belong to which step. Please report this pipeline; thg.disable(pipe) meanwhile"
             )
         self.evaluations.append(0)
         self.plain.append(0)
@@ -274,10 +274,8 @@ class Takeover:
             return network(*args, **kwargs)
         keep = [k for k, name in enumerate(branches) if name not in self.layout.predicted]
         args, kwargs = rows.cut(args, kwargs, size, n, keep)
-        output = network(*args, **kwargs)
-        kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
-        # the rows of the predicted branches are never read: the denoiser leaves them out at this step, too
-        return rows.assemble(output, [kept.get(k, kept[keep[0]]) for k in range(n)])
+        # what stands in the rows of the predicted branches is never read: the denoiser leaves them out, too
+        return rows.spread(network(*args, **kwargs), n, keep)
 
     # -- the report
 

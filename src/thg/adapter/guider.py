@@ -1,0 +1,75 @@
+"""The guider for Modular Diffusers and for pipelines that take a guider: classifier-free guidance with a hare.
+
+    pipe.update_components(guider=thg.TortoiseHareGuidance(guidance_scale=7.5, nfe=0.65))
+
+It decides through `num_conditions` whether the unconditional batch is prepared at a step; where it is not, `forward`
+predicts the unconditional output from the conditional one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.guiders import ClassifierFreeGuidance
+
+from thg.adapter.takeover import difference, unconditional
+from thg.errors import PlanError
+from thg.guide import Guide, Run
+from thg.plan import Plan
+from thg.planner import DEFAULT_NFE, guide_maker, uniform
+
+
+class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
+    """Classifier-free guidance that evaluates the unconditional branch on a coarse grid of steps.
+
+    guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled: as in `ClassifierFreeGuidance`.
+    nfe, hare_order: a uniform grid with this share (or number) of CFG's evaluations; see `thg.uniform`.
+    plan: instead of them a `thg.Plan`, its dictionary, or the name of a preset.
+    """
+
+    def __init__(
+        self,
+        guidance_scale: float = 7.5,
+        guidance_rescale: float = 0.0,
+        use_original_formulation: bool = False,
+        start: float = 0.0,
+        stop: float = 1.0,
+        enabled: bool = True,
+        nfe: float = DEFAULT_NFE,
+        hare_order: int = 2,
+        plan: Plan | dict[str, Any] | str | None = None,
+    ) -> None:
+        super().__init__(guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled)
+        if isinstance(plan, dict):
+            plan = Plan.from_dict(plan)
+        self._maker = guide_maker(plan if plan is not None else uniform(nfe=nfe, hare_order=hare_order))
+        self.register_to_config(nfe=nfe, hare_order=hare_order, plan=plan.to_dict() if isinstance(plan, Plan) else plan)
+        self._guide: Guide | None = None
+        self._evaluates = True
+
+    def set_state(self, step: int, num_inference_steps: int, timestep: torch.Tensor) -> None:
+        if self._guide is None or step == 0 or self._step is None or step < self._step:
+            self._guide = self._maker.guide(Run.of(num_inference_steps, self.guidance_scale))
+        super().set_state(step, num_inference_steps, timestep)
+        self._evaluates = not self._is_cfg_enabled() or self._guide.evaluates(step)
+
+    @property
+    def num_conditions(self) -> int:
+        return int(super().num_conditions) if self._evaluates else 1
+
+    def forward(self, pred_cond: torch.Tensor, pred_uncond: torch.Tensor | None = None) -> Any:
+        guide, step = self._guide, self._step
+        if self._is_cfg_enabled():
+            if guide is None:
+                raise PlanError("set_state must be called before the guider, as diffusers' denoising loops do")
+            conditional = (pred_cond,)
+            if pred_uncond is None:
+                (pred_uncond,) = unconditional(conditional, guide.predict(step, conditional))
+            else:
+                used = guide.observe(step, conditional, difference(conditional, (pred_uncond,)))
+                if used is not None:
+                    (pred_uncond,) = unconditional(conditional, used)
+        if step is not None and step == self._num_inference_steps - 1:
+            self._guide = None  # the run is over: free its tensors
+        return super().forward(pred_cond, pred_uncond)

@@ -1,0 +1,82 @@
+"""The hare's prediction and the guide that follows a plan, on numbers that can be checked by hand."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thg import Plan, hare
+from thg.guide import HareGuide, Run
+
+
+def test_order_1_holds_the_last_term():
+    terms = [torch.tensor([1.0]), torch.tensor([4.0])]
+    assert hare.predict([0.0, 2.0], terms, 3.0, order=1) is terms[-1]
+
+
+def test_order_2_holds_while_there_is_one_evaluation():
+    terms = [torch.tensor([1.0])]
+    assert hare.predict([0.0], terms, 3.0, order=2) is terms[-1]
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.integers(0, 20), st.integers(1, 10), st.integers(0, 10))
+def test_order_2_is_exact_for_a_line(offset, slope, first, gap, ahead):
+    def line(x):
+        return torch.tensor([offset + slope * x], dtype=torch.float64)
+
+    second, target = first + gap, first + gap + ahead
+    predicted = hare.predict([first, second], [line(first), line(second)], target, order=2)
+    torch.testing.assert_close(predicted, line(target), rtol=1e-12, atol=1e-9)
+
+
+def test_weights_sum_to_one():
+    for order in (1, 2):
+        assert sum(hare.weights([0.0, 3.0], 7.0, order)) == pytest.approx(1.0)
+
+
+def _walk(plan, values, positions=None):
+    """The terms that a guide uses over a run in which the true term at step i is values[i]."""
+    run = Run.of(plan.steps) if positions is None else Run(plan.steps, tuple(positions))
+    guide = HareGuide(plan, run)
+    cond = (torch.zeros(1),)
+    used = []
+    for i, value in enumerate(values):
+        if guide.evaluates(i):
+            replaced = guide.observe(i, cond, (torch.tensor([float(value)]),))
+            used.append(float(value) if replaced is None else replaced[0].item())
+        else:
+            term = guide.predict(i, cond)
+            used.append(None if term is None else term[0].item())
+    return used
+
+
+def test_held_with_boost_and_cutoff():
+    plan = Plan(7, (0, 1, 3), cutoff=6, boost=2.0, hare_order=1)
+    assert _walk(plan, [1, 2, 9, 4, 9, 9, 9]) == [1.0, 4.0, 4.0, 8.0, 8.0, 8.0, None]
+
+
+def test_extrapolated():
+    plan = Plan(6, (0, 2, 4))
+    assert _walk(plan, [1, 9, 3, 9, 4, 9]) == [1.0, 1.0, 3.0, 4.0, 4.0, 4.5]
+
+
+def test_two_calls_at_one_position_count_once():
+    plan = Plan(4, (0, 1, 2))
+    # calls 1 and 2 stand at the same time: the later one replaces the earlier, the line runs from 0 to it
+    assert _walk(plan, [0, 5, 2, 9], positions=[0, 1, 1, 2]) == [0.0, 5.0, 2.0, 4.0]
+
+
+def test_guidance_that_starts_late_is_evaluated_first():
+    guide = HareGuide(Plan(6, (0, 4)), Run.of(6))
+    assert guide.evaluates(3)  # nothing is known yet, although 3 is not in the grid
+    guide.observe(3, (), (torch.ones(1),))
+    assert guide.evaluates(4)
+
+
+def test_guidance_that_comes_back_is_evaluated_first():
+    guide = HareGuide(Plan(8, (0,)), Run.of(8))
+    assert guide.evaluates(0)
+    guide.observe(0, (), (torch.ones(1),))
+    assert not guide.evaluates(1)
+    guide.predict(1, ())
+    assert guide.evaluates(4)  # steps 2 and 3 ran without guidance

@@ -1,0 +1,101 @@
+"""The package as a whole: its public names, its import direction, and that it works without diffusers."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thg
+
+SOURCE = Path(thg.__file__).parent
+
+# Left never imports right (names are modules or packages below thg).
+LAYERS = [
+    {"errors"},
+    {"schedule"},
+    {"network", "solvers", "plan", "hare", "mixture"},
+    {"guide", "presets"},
+    {"integrate", "richardson"},
+    {"planner", "optimal", "profile", "adaptive"},
+    {"adapter"},
+    {"calibrate", "models", "plots"},
+    {"bench"},
+    {"cli", "studio"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+CORE = {name for layer in LAYERS[:6] for name in layer}
+
+
+def _modules():
+    for path in sorted(SOURCE.rglob("*.py")):
+        relative = path.relative_to(SOURCE)
+        yield path, relative.with_suffix("").parts[0]
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "thg":
+                yield from (f"thg.{alias.name}" for alias in node.names)
+
+
+def test_import_direction():
+    wrong = []
+    for path, layer in _modules():
+        if layer in ("__init__", "__main__"):
+            continue
+        assert layer in RANK, f"{path.name} belongs to no layer; add it to LAYERS"
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "thg" and len(parts) > 1 and RANK.get(parts[1], -1) > RANK[layer]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
+    assert not wrong
+
+
+def test_the_core_imports_torch_and_numpy_only():
+    allowed = {*sys.stdlib_module_names, "thg", "torch", "numpy"}
+    wrong = [
+        f"{path.relative_to(SOURCE)} imports {name}"
+        for path, layer in _modules()
+        if layer in CORE
+        for name in _imports(path)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong
+
+
+def test_public_names():
+    assert set(dir(thg)) == set(thg.__all__)
+    for name in thg.__all__:
+        assert getattr(thg, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = thg.nothing
+
+
+def test_import_works_without_diffusers_and_is_quick():
+    # the time beyond torch is measured in one process, right after torch itself has been imported
+    code = """
+import sys, time
+sys.modules["diffusers"] = sys.modules["transformers"] = sys.modules["accelerate"] = None
+import torch, numpy
+start = time.perf_counter()
+import thg
+seconds = time.perf_counter() - start
+thg.Plan(4, (0, 2)); thg.uniform(every=2)
+print(seconds)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 2.0
+
+
+def test_every_error_is_a_thg_error():
+    from thg import errors
+
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert len(classes) >= 8
+    assert all(issubclass(cls, thg.THGError) for cls in classes)
