@@ -25,8 +25,8 @@ def build_autoencoder() -> AutoencoderKL:
     )
 
 
-def main() -> None:
-    options = parse_options(__doc__, steps=2600, learning_rate=2e-3)
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_options(__doc__, arguments, steps=2600, learning_rate=2e-3)
     pictures, _ = load_split(options.data, "train", options.limit)
     torch.manual_seed(options.seed)
     network = build_autoencoder()

@@ -60,8 +60,8 @@ def build_model(tokenizer: CLIPTokenizer) -> nn.ModuleDict:
     return nn.ModuleDict({"unet": unet, "text_encoder": CLIPTextModel(text_config(tokenizer, TEXT_WIDTH, layers=2))})
 
 
-def main() -> None:
-    options = parse_options(__doc__, steps=5000, learning_rate=6e-4)
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_options(__doc__, arguments, steps=5000, learning_rate=6e-4)
     tokenizer = build_tokenizer()
     batches = Batches(options.work, tokenizer, shifted=False)
     torch.manual_seed(options.seed)

@@ -1,4 +1,4 @@
-"""Stage 7: measure a model as the judge sees it: garment and tone asked for, Frechet distance, and a sheet to look at."""
+"""Stage 7: measure a model as the judge sees it (garment, tone, Frechet distance), and make a sheet to look at."""
 
 import argparse
 import json
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from PIL import Image
 
-from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, benchmark_prompts, prompt_for
+from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, benchmark_prompts, load_folder, prompt_for
 from thg.models.judge import Judge, frechet_distance
 from training.data import DEBIAN_FOLDER, load_split
 from training.export import MODELS
@@ -33,14 +32,14 @@ def generate(
     return torch.cat(pictures)
 
 
-def measure(pictures: torch.Tensor, labels: torch.Tensor, tones: torch.Tensor, judge: Judge, real: torch.Tensor) -> dict:
+def measure(
+    pictures: torch.Tensor, labels: torch.Tensor, tones: torch.Tensor, judge: Judge, real: torch.Tensor
+) -> dict:
     """Accuracies and the distance to the features of real pictures."""
     verdict = judge(pictures, labels)
     right = verdict.garments == labels
     by_garment = {name: round(float(right[labels == i].float().mean()), 3) for i, name in enumerate(GARMENTS)}
-    by_tone = {
-        name: round(float((verdict.tones[tones == i] == i).float().mean()), 3) for i, name in enumerate(TONES)
-    }
+    by_tone = {name: round(float((verdict.tones[tones == i] == i).float().mean()), 3) for i, name in enumerate(TONES)}
     return {
         "garment": round(float(right.float().mean()), 4),
         "tone": round(float((verdict.tones == tones).float().mean()), 4),
@@ -76,7 +75,7 @@ def contact_sheet(pipe: Any, steps: int, guidance: float, extra: dict[str, int],
     return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder with eps/, flow/ and judge.safetensors")
     parser.add_argument("--name", choices=("eps", "flow"), default="eps")
@@ -89,12 +88,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sheet", type=Path, help="write a contact sheet here")
     parser.add_argument("--report", type=Path, help="write the numbers here as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
     judge = Judge.load(options.models / "judge.safetensors")
-    pipe = DiffusionPipeline.from_pretrained(
-        options.models / options.name, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True
-    )
+    pipe = load_folder(options.models / options.name)
     pipe.set_progress_bar_config(disable=True)
     extra = {"max_sequence_length": options.padding} if options.padding else {}
     asked = list(benchmark_prompts(options.per_garment))

@@ -104,12 +104,14 @@ def export(pipe: StableDiffusionPipeline | StableDiffusion3Pipeline, folder: Pat
     print(f"{folder}: {size / 1e6:.2f} MB")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"))
-    parser.add_argument("--models", type=Path, default=MODELS, help="folder that gets eps/, flow/ and judge.safetensors")
+    parser.add_argument(
+        "--models", type=Path, default=MODELS, help="folder that gets eps/, flow/ and judge.safetensors"
+    )
     parser.add_argument("--only", choices=("eps", "flow", "judge"), nargs="+", default=("eps", "flow", "judge"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     tokenizer = build_tokenizer()
     options.models.mkdir(parents=True, exist_ok=True)
     for name, build in (("eps", eps_pipeline), ("flow", flow_pipeline)):

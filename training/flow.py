@@ -24,9 +24,9 @@ PADDING_COUNTS = (1, 16, 256)
 class CountedPadding:
     """Joint attention in which the last context token stands for several equal ones.
 
-    Without a T5 encoder, StableDiffusion3Pipeline appends 256 zero tokens. They carry no position, so they stay equal to
-    each other in every layer, and one token whose attention weight counts 256-fold gives the same result at a quarter
-    of the cost. `log_counts` holds the logarithm of that number for each picture of the batch.
+    Without a T5 encoder, StableDiffusion3Pipeline appends 256 zero tokens. They carry no position, so they stay equal
+    to each other in every layer, and one token whose attention weight counts 256-fold gives the same result at a
+    quarter of the cost. `log_counts` holds the logarithm of that number for each picture of the batch.
     """
 
     def __init__(self) -> None:
@@ -97,8 +97,8 @@ def encode(model: nn.ModuleDict, tokens: torch.Tensor) -> tuple[torch.Tensor, to
     return F.pad(context, (0, 0, 0, 1)), torch.cat([output.text_embeds for output in outputs], dim=-1)
 
 
-def main() -> None:
-    options = parse_options(__doc__, steps=5000, learning_rate=1e-3)
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_options(__doc__, arguments, steps=5000, learning_rate=1e-3)
     tokenizer = build_tokenizer()
     batches = Batches(options.work, tokenizer, shifted=True)
     torch.manual_seed(options.seed)

@@ -27,8 +27,8 @@ def accuracy(network: JudgeNetwork, pictures: torch.Tensor, labels: torch.Tensor
     return float((answers == labels).float().mean())
 
 
-def main() -> None:
-    options = parse_options(__doc__, steps=4000, learning_rate=2e-3)
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_options(__doc__, arguments, steps=4000, learning_rate=2e-3)
     pictures, labels = load_split(options.data, "train", options.limit)
     torch.manual_seed(options.seed)
     network = JudgeNetwork()

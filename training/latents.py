@@ -46,13 +46,13 @@ def clear_tones(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return tones
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"))
     parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
 
     pictures, labels = load_split(options.data, "train", options.limit)

@@ -38,8 +38,8 @@ class Options:
     threads: int
 
 
-def parse_options(description: str, *, steps: int, learning_rate: float) -> Options:
-    """The options that all training stages have; the arguments here are a stage's defaults."""
+def parse_options(description: str, arguments: list[str] | None, *, steps: int, learning_rate: float) -> Options:
+    """The options that all training stages have, with a stage's own defaults; `arguments` are the command line's."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of all intermediate files")
     parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four Fashion-MNIST files")
@@ -51,7 +51,7 @@ def parse_options(description: str, *, steps: int, learning_rate: float) -> Opti
     parser.add_argument("--limit", type=int, help="use only this many pictures")
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=2)
-    return Options(**vars(parser.parse_args()))
+    return Options(**vars(parser.parse_args(arguments)))
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
@@ -116,8 +116,8 @@ def train(
 ) -> dict[str, torch.Tensor]:
     """Train `module` (parameters only, no buffers that change) and return its averaged parameters.
 
-    Leaves `<name>.ckpt.safetensors` (everything needed to resume), `<name>.safetensors` (the average, when finished) and
-    `<name>.csv` (the log) in the work folder.
+    Leaves `<name>.ckpt.safetensors` (everything needed to resume), `<name>.safetensors` (the average, when finished)
+    and `<name>.csv` (the log) in the work folder.
     """
     torch.set_num_threads(options.threads)
     checkpoint = options.work / f"{name}.ckpt.safetensors"
@@ -127,6 +127,7 @@ def train(
     options.work.mkdir(parents=True, exist_ok=True)
     if checkpoint.exists():
         state = _load_checkpoint(checkpoint, module, averaged, optimizer)
+        _shorten_log(options.work / f"{name}.csv", state["step"])
         print(f"{name}: resumed at step {state['step']}", flush=True)
     started = time.monotonic() - state["seconds"]
     step, losses = state["step"], []
@@ -157,6 +158,14 @@ def train(
     save_atomically(averaged.values, options.work / f"{name}.safetensors")
     print(f"{name}: finished after {step} steps, {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
     return averaged.values
+
+
+def _shorten_log(log: Path, last_step: int) -> None:
+    """Take out the rows of steps that a killed run made after its last checkpoint."""
+    if log.exists():
+        head, *rows = log.read_text().splitlines()
+        kept = [row for row in rows if int(row.split(",")[0]) <= last_step]
+        log.write_text("\n".join([head, *kept]) + "\n")
 
 
 def _report(options: Options, name: str, step: int, loss: float, seconds: float, progress: float) -> None:

@@ -3,6 +3,8 @@
 Any other text is cut into bytes, so an unknown word is never an error.
 """
 
+from itertools import pairwise
+
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTokenizer
 
@@ -15,7 +17,7 @@ END = "</w>"
 def _merge(pieces: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
     """Byte-pair encoding: join the neighbouring pair of lowest rank until no pair is known."""
     while True:
-        pairs = [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in ranks]
+        pairs = [pair for pair in pairwise(pieces) if pair in ranks]
         if not pairs:
             return pieces
         best = min(pairs, key=ranks.__getitem__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
+from safetensors import SafetensorError
 
 from thg.errors import MissingExtraError, THGError
 from thg.models.garments import EXAMPLE_PROMPTS, GARMENTS, TONES, benchmark_prompts, prompt_for
@@ -25,6 +26,7 @@ __all__ = [
     "TONES",
     "ShippedName",
     "benchmark_prompts",
+    "load_folder",
     "prompt_for",
     "shipped_path",
     "shipped_pipeline",
@@ -53,33 +55,41 @@ def shipped_pipeline(
     - `device`: where to put it; the CPU unless said otherwise.
     - `dtype`: of the weights in memory; float32 unless said otherwise (the files hold float16).
     """
-    folder = shipped_path(name)
-    pipeline_class = _pipeline_class(folder)
-    try:
-        pipe: Any = pipeline_class.from_pretrained(
-            folder, torch_dtype=dtype or torch.float32, local_files_only=True, use_safetensors=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _broken(folder, error) from error
-    return pipe if device is None else pipe.to(device)
+    return load_folder(shipped_path(name), device=device, dtype=dtype)
 
 
-def _pipeline_class(folder: Path) -> Any:
-    try:
-        name = json.loads((folder / "model_index.json").read_text())["_class_name"]
-    except FileNotFoundError:
-        raise MissingExtraError(f"no model in {folder}: this copy of thg has no weights; reinstall thg") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _broken(folder, error) from error
+def load_folder(
+    folder: Path, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+) -> DiffusionPipeline:
+    """Load a pipeline from a folder that `training.export` wrote, with an error of one line if that is not possible."""
+    index = _read_index(folder)
     try:
         import diffusers
         import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("the shipped models need diffusers; write pip install 'thg[diffusers]'") from error
+    left_out: dict[str, Any] = {part: None for part, origin in index.items() if origin == [None, None]}
     try:
-        return getattr(diffusers, name)
-    except AttributeError as error:
+        pipeline_class: Any = getattr(diffusers, index["_class_name"])
+        pipe = pipeline_class.from_pretrained(folder, local_files_only=True, use_safetensors=True, **left_out)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise _broken(folder, error) from error
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module) and part.dtype != (dtype or torch.float32):
+            part.to(dtype=dtype or torch.float32)
+    return pipe if device is None else pipe.to(device)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    try:
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingExtraError(f"no model in {folder}: this copy of thg has no weights; reinstall thg") from None
+    except (OSError, ValueError) as error:
+        raise _broken(folder, error) from error
+    if not isinstance(index, dict):
+        raise _broken(folder, TypeError("model_index.json is not an object"))
+    return index
 
 
 def _broken(folder: Path, error: Exception) -> THGError:
