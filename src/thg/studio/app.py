@@ -1,0 +1,166 @@
+"""The studio's HTTP: the page, plans, runs.
+
+A run is one POST whose answer is a stream of events. The connection is the job: closing it, by the cancel button or
+with the tab, ends the run.
+"""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+import thg
+from thg.errors import THGError
+from thg.studio import plans, specs
+from thg.studio.engine import Engine
+from thg.studio.gate import Gate, Receive, Scope, Send
+from thg.studio.jobs import Job, QueueFull, Worker
+
+WAITING = 8  # jobs in the queue beside the running one
+PATIENCE = 0.5  # seconds after which a silent stream looks whether its client is still there
+
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+}
+
+
+def create_app(engine: Engine, *, host: str | None = None, token: str | None = None, waiting: int = WAITING) -> Gate:
+    """The application. host and token: as `Gate` takes them."""
+    worker = Worker(waiting)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        worker.start()
+        try:
+            yield
+        finally:
+            worker.stop()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_pages(app)
+    _add_api(app, engine, worker)
+    _add_errors(app)
+    return Gate(app, host=host, token=token, locked=_files()["token.html"][0])
+
+
+def _files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page, read once: what a client asks for is looked up here, and no path is ever opened."""
+    found = {}
+    pending = [("", resources.files("thg.studio") / "static")]
+    while pending:
+        prefix, folder = pending.pop()
+        for entry in folder.iterdir():
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir():
+                pending.append((f"{name}/", entry))
+            else:
+                suffix = "." + name.rpartition(".")[2]
+                kind = TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+                found[name] = (entry.read_bytes(), kind)
+    return found
+
+
+def _add_pages(app: FastAPI) -> None:
+    files = _files()
+
+    @app.get("/")
+    async def index() -> Response:
+        body, kind = files["index.html"]
+        return Response(body, media_type=kind)
+
+    @app.get("/static/{name:path}")
+    async def static(name: str) -> Response:
+        if name not in files:
+            return JSONResponse({"message": "there is no such file"}, 404)
+        body, kind = files[name]
+        return Response(body, media_type=kind)
+
+
+def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
+    @app.get("/api/model")
+    async def model() -> dict[str, Any]:
+        return {
+            **engine.model.describe(),
+            "version": thg.__version__,
+            "presets": plans.paper_presets(),
+            "limits": {
+                "prompt": specs.MAX_PROMPT,
+                "steps": specs.MAX_STEPS,
+                "guidance_scale": specs.MAX_GUIDANCE,
+                "seed": specs.MAX_SEED - specs.MAX_BATCH,
+                "side": specs.MAX_SIDE,
+            },
+        }
+
+    @app.get("/api/profile")
+    async def profile() -> Response:
+        if engine.model.profile is None:
+            return JSONResponse({"message": "this studio was started without a profile of its model"}, 404)
+        return JSONResponse(plans.profile_for_page(engine.model.profile))
+
+    @app.get("/api/queue")
+    async def queue() -> dict[str, Any]:
+        running, waiting = worker.load
+        return {"running": running, "waiting": waiting, "limit": worker.limit}
+
+    @app.post("/api/plan")
+    async def plan(request: specs.PlanRequest) -> dict[str, Any]:
+        return plans.for_page(request.plan, engine.plan(request))
+
+    @app.post("/api/runs")
+    async def run(request: specs.RunRequest, http: Request) -> Response:
+        engine.plan(request)  # a plan that cannot be made is refused now, and not from the queue
+        job = worker.submit(lambda emit, cancelled: engine.compare(request, emit, cancelled))
+        return JobResponse(job, worker, http)
+
+
+class JobResponse(StreamingResponse):
+    """A job's events as server-sent events. However this ends, the job ends with it."""
+
+    def __init__(self, job: Job, worker: Worker, http: Request) -> None:
+        super().__init__(_stream(job, http), media_type="text/event-stream")
+        self.job = job
+        self.worker = worker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.worker.cancel(self.job)
+
+
+async def _stream(job: Job, http: Request) -> AsyncIterator[str]:
+    async for event in job.events(PATIENCE):
+        if await http.is_disconnected():
+            return
+        if event is None:
+            yield ": still here\n\n"
+        else:
+            name, data = event
+            yield f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Errors as a message that the page shows as it is."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return JSONResponse({"message": specs.in_words(list(error.errors()))}, 422)
+
+    @app.exception_handler(THGError)
+    async def impossible(request: Request, error: THGError) -> Response:
+        return JSONResponse({"message": str(error)}, 422)
+
+    @app.exception_handler(QueueFull)
+    async def busy(request: Request, error: QueueFull) -> Response:
+        return JSONResponse({"message": str(error)}, 503, {"Retry-After": str(error.retry_after)})

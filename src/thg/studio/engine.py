@@ -1,0 +1,146 @@
+"""Runs one comparison: plain CFG, then thg, from the same seeds, telling the page about each step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from thg.adapter import api
+from thg.guide import Run
+from thg.plan import Plan
+from thg.studio import plans
+from thg.studio.jobs import Cancelled, Emit
+from thg.studio.media import Output, psnr
+from thg.studio.model import Model
+from thg.studio.previews import Previews
+from thg.studio.script import reproduce
+from thg.studio.specs import DefaultSpec, PlanRequest, RunRequest
+
+Side = Literal["plain", "thg"]
+KEPT = 4  # plain sides that are remembered, so that only thg runs again when the plan changes
+
+
+@dataclass(frozen=True)
+class Result:
+    """One side that is done. nfe: network evaluations per sample; seconds: without the previews."""
+
+    output: Output
+    nfe: int
+    seconds: float
+
+
+class Engine:
+    """The one model, and the runs on it. `compare` belongs to one thread; `plan` may be called from any."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._plain: OrderedDict[str, Result] = OrderedDict()
+
+    def plan(self, request: PlanRequest) -> Plan:
+        calls = self.model.calls(request.scheduler, request.steps)
+        return plans.make_plan(request.plan, Run.of(calls, request.guidance_scale), self.model.profile)
+
+    def warm_up(self) -> None:
+        """Two steps of plain CFG, so that the first run is not slower than the others."""
+        request = RunRequest(
+            prompt="warm-up", seed=0, steps=2, guidance_scale=2.0, plan=DefaultSpec(kind="default", nfe=1.0)
+        )
+        self._side("plain", request, None, lambda name, data: None, threading.Event())
+
+    def compare(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
+        """Both sides; raises `Cancelled` at the next step once the event is set."""
+        plan = self.plan(request)
+        drawn = plans.for_page(request.plan, plan)
+        emit("started", {**drawn, "seeds": list(request.seeds)})
+        key = request.model_dump_json(exclude={"plan"})
+        plain = self._plain.get(key)
+        remembered = plain is not None
+        if plain is None:
+            plain = self._side("plain", request, None, emit, cancelled)
+            self._remember(key, plain)
+        _tell(emit, "plain", plain, remembered)
+        hare = self._side("thg", request, plan, emit, cancelled)
+        _tell(emit, "thg", hare, remembered=False)
+        script = reproduce(self.model, request, drawn["python"], hare.output.kind)
+        emit("done", {"psnr": psnr(hare.output, plain.output), "script": script})
+
+    def _remember(self, key: str, result: Result) -> None:
+        self._plain[key] = result
+        while len(self._plain) > KEPT:
+            self._plain.popitem(last=False)
+
+    def _side(
+        self, side: Side, request: RunRequest, plan: Plan | None, emit: Emit, cancelled: threading.Event
+    ) -> Result:
+        pipe = self.model.pipe
+        calls = self.model.calls(request.scheduler, request.steps)
+        pipe.scheduler = self.model.scheduler(request.scheduler)
+        previews = Previews(pipe)
+
+        def after_step(step: int, latents: Any) -> None:
+            if cancelled.is_set():
+                raise Cancelled
+            emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
+
+        arguments = self._arguments(request) | self._callback(after_step)
+        started = time.perf_counter()
+        try:
+            if plan is None:
+                result, nfe = pipe(**arguments), 2 * calls
+            else:
+                with api.enabled(pipe, plan):
+                    result, nfe = pipe(**arguments), api.summary(pipe).nfe
+        finally:
+            pipe.scheduler = self.model.own
+        if cancelled.is_set():
+            raise Cancelled
+        seconds = time.perf_counter() - started - previews.seconds
+        return Result(Output.of(result, pipe), nfe, seconds)
+
+    def _arguments(self, request: RunRequest) -> dict[str, Any]:
+        takes, several = self.model.takes, request.batch > 1
+        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
+        arguments: dict[str, Any] = {
+            "prompt": [request.prompt] * request.batch if several else request.prompt,
+            "num_inference_steps": request.steps,
+            self.model.guidance_name: request.guidance_scale,
+            "generator": generators if several else generators[0],
+            "output_type": "np",
+        }
+        if (negative := self.model.negative(request.negative_prompt)) is not None:
+            arguments["negative_prompt"] = [negative] * request.batch if several else negative
+        for name, value in (("width", request.width), ("height", request.height)):
+            if value is not None and name in takes:
+                arguments[name] = value
+        return arguments
+
+    def _callback(self, after_step: Any) -> dict[str, Any]:
+        """The pipeline's own way of telling about its steps; a pipeline without one shows no progress."""
+        if "callback_on_step_end" in self.model.takes:
+
+            def on_step_end(pipe: Any, step: int, time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+                after_step(step, tensors.get("latents"))
+                return tensors
+
+            return {"callback_on_step_end": on_step_end}
+        if "callback" in self.model.takes:
+            return {"callback": lambda step, time, latents: after_step(step, latents), "callback_steps": 1}
+        return {}
+
+
+def _tell(emit: Emit, side: Side, result: Result, remembered: bool) -> None:
+    emit(
+        "side",
+        {
+            "side": side,
+            "nfe": result.nfe,
+            "seconds": result.seconds,
+            "remembered": remembered,
+            "items": result.output.for_page(),
+        },
+    )

@@ -1,0 +1,147 @@
+"""One generation at a time: a bounded queue of jobs and the one thread that works through it.
+
+A job lives as long as somebody listens to it. Whoever stops listening cancels it, in the queue or in the middle of a
+run, so a closed tab frees the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from thg.errors import THGError
+
+Event = tuple[str, dict[str, Any]]
+Emit = Callable[[str, dict[str, Any]], None]
+Work = Callable[[Emit, threading.Event], None]
+
+FINAL = {"done", "failed"}  # the last event of a job is one of these
+
+log = logging.getLogger("thg.studio")
+
+
+class QueueFull(Exception):
+    """No room for another job; `retry_after` is a guess in seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} seconds")
+        self.retry_after = retry_after
+
+
+class Cancelled(Exception):
+    """Raised inside a run whose listener has gone."""
+
+
+class Job:
+    """A piece of work, and the events on their way from the worker's thread to the one listener."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def emit(self, name: str, data: dict[str, Any]) -> None:
+        """From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (name, data))
+        except RuntimeError:  # the server's loop is closed: nobody is left to hear it
+            self.cancelled.set()
+
+    async def events(self, patience: float) -> AsyncIterator[Event | None]:
+        """The events up to the final one; None whenever nothing has happened for `patience` seconds."""
+        while True:
+            try:
+                event = await asyncio.wait_for(self._events.get(), patience)
+            except asyncio.TimeoutError:  # not yet the built-in one in Python 3.10
+                yield None
+                continue
+            yield event
+            if event[0] in FINAL:
+                return
+
+
+class Worker:
+    """The thread that runs the jobs in order of arrival."""
+
+    def __init__(self, waiting: int) -> None:
+        self.limit = waiting
+        self._waiting: deque[Job] = deque()
+        self._change = threading.Condition()
+        self._running: Job | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="thg-studio-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Cancels everything and waits for the current step to end."""
+        with self._change:
+            self._stopping = True
+            jobs = [*self._waiting, *([self._running] if self._running else [])]
+            self._change.notify_all()
+        for job in jobs:
+            self.cancel(job)
+        self._thread.join(timeout)
+
+    @property
+    def load(self) -> tuple[bool, int]:
+        """Is a job running, and how many wait?"""
+        with self._change:
+            return self._running is not None, len(self._waiting)
+
+    def submit(self, work: Work) -> Job:
+        """Queues a job, or raises `QueueFull`."""
+        with self._change:
+            if self._stopping or len(self._waiting) >= self.limit:
+                raise QueueFull(retry_after=5 + 5 * len(self._waiting))
+            job = Job(work)
+            self._waiting.append(job)
+            self._tell_positions()
+            self._change.notify_all()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Harmless on a job that is over."""
+        job.cancelled.set()
+        with self._change:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                self._tell_positions()
+
+    def _tell_positions(self) -> None:
+        for position, job in enumerate(self._waiting):
+            job.emit("queued", {"ahead": position + (self._running is not None)})
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._stopping)
+                if self._stopping:
+                    return
+                job = self._running = self._waiting.popleft()
+                self._tell_positions()
+            try:
+                self._run(job)
+            finally:
+                with self._change:
+                    self._running = None
+
+    @staticmethod
+    def _run(job: Job) -> None:
+        if job.cancelled.is_set():
+            return
+        try:
+            job.work(job.emit, job.cancelled)
+        except Cancelled:
+            job.emit("failed", {"message": "cancelled"})
+        except THGError as error:
+            job.emit("failed", {"message": str(error)})
+        except Exception as error:  # whatever a model may raise: the page says it and the server goes on
+            log.exception("a run failed")
+            job.emit("failed", {"message": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})

@@ -1,0 +1,102 @@
+"""Outputs as the page gets them (PNG, WAV, frames), and how far two outputs are apart."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import wave
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from thg.errors import THGError
+
+Kind = Literal["image", "audio", "video"]
+Array = NDArray[np.float64]
+
+FRAMES_PER_SECOND = 8
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a pipeline has made: one array per seed. Pixels lie in [0, 1], samples in [-1, 1]."""
+
+    kind: Kind
+    items: tuple[Array, ...]
+    rate: int = FRAMES_PER_SECOND
+
+    @classmethod
+    def of(cls, result: Any, pipe: Any) -> Output:
+        """Reads a pipeline's output; it was asked for numpy."""
+        if (images := getattr(result, "images", None)) is not None:
+            return cls("image", tuple(_array(image) for image in images))
+        if (audios := getattr(result, "audios", None)) is not None:
+            return cls("audio", tuple(_array(audio) for audio in audios), _sampling_rate(pipe))
+        if (frames := getattr(result, "frames", None)) is not None:
+            return cls("video", tuple(_array(video) for video in frames))
+        raise THGError(f"{type(pipe).__name__} made neither pictures nor sound nor frames that the studio can show")
+
+    def for_page(self) -> list[dict[str, Any]]:
+        """One entry per seed, with its files in base64."""
+        if self.kind == "image":
+            return [{"kind": "image", "files": [png(item)]} for item in self.items]
+        if self.kind == "audio":
+            return [{"kind": "audio", "files": [wav(item, self.rate)]} for item in self.items]
+        return [{"kind": "video", "rate": self.rate, "files": [png(frame) for frame in item]} for item in self.items]
+
+
+def psnr(output: Output, reference: Output) -> list[float | None]:
+    """Decibels per seed; None where both are equal to the last bit. The peak of a sound is that of its reference."""
+    values: list[float | None] = []
+    for item, wanted in zip(output.items, reference.items, strict=True):
+        peak = 1.0 if output.kind != "audio" else max(float(np.abs(wanted).max()), 1e-9)
+        error = float(np.mean((item - wanted) ** 2))
+        values.append(None if error == 0 else 10 * math.log10(peak**2 / error))
+    return values
+
+
+def png(pixels: Array) -> str:
+    """An array of height x width (x channels) in [0, 1] as a PNG in base64."""
+    if not np.isfinite(pixels).all():
+        raise THGError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
+    values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
+    if values.ndim == 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG", compress_level=3)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def wav(samples: Array, rate: int) -> str:
+    """Samples (channels x time, or time) in [-1, 1] as a WAV of 16 bits in base64."""
+    samples = np.atleast_2d(samples)
+    whole = (np.clip(samples.T, -1, 1) * 32767).round().astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(whole.shape[1])
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes(whole.tobytes())
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _array(item: Any) -> Array:
+    if isinstance(item, list):  # frames
+        return np.stack([_array(part) for part in item])
+    if isinstance(item, Image.Image):
+        return np.asarray(item, dtype=np.float64) / 255
+    if hasattr(item, "detach"):
+        item = item.detach().float().cpu().numpy()
+    return np.asarray(item, dtype=np.float64)
+
+
+def _sampling_rate(pipe: Any) -> int:
+    for part in ("vocoder", "vae"):
+        rate = getattr(getattr(getattr(pipe, part, None), "config", None), "sampling_rate", None)
+        if rate:
+            return int(rate)
+    raise THGError(f"{type(pipe).__name__} makes sound, but does not say at which sampling rate")

@@ -1,0 +1,85 @@
+"""Turns what the page asks for into a plan, by thg's own planners; the page only draws the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from thg.errors import PlanError
+from thg.guide import Run
+from thg.plan import Plan
+from thg.planner import Fixed, Planner, uniform
+from thg.presets import PRESETS, preset
+from thg.profile import Moments, Profile
+from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec
+
+
+def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
+    """The plan for a run of which the number of network calls is known."""
+    return _planner(spec, run.steps, profile).plan(run)
+
+
+def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
+    if isinstance(spec, DefaultSpec):
+        return uniform(nfe=float(spec.nfe), hare_order=spec.hare_order)
+    if isinstance(spec, PaperSpec):
+        return Fixed(preset(spec.preset))
+    if isinstance(spec, CustomSpec):
+        return Fixed(Plan(calls, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order))
+    if profile is None:
+        raise PlanError("this studio has no profile of its model; start it with --profile, or choose another plan")
+    return profile.planner(nfe=spec.nfe, rho=spec.rho)
+
+
+def as_python(spec: PlanSpec, plan: Plan) -> str:
+    """The second argument of `thg.enable` that gives this plan."""
+    if isinstance(spec, DefaultSpec):
+        order = "" if spec.hare_order == 2 else ", hare_order=1"
+        return f"thg.uniform(nfe={float(spec.nfe)}{order})"
+    if isinstance(spec, PaperSpec):
+        return repr(spec.preset)
+    return f"thg.{plan!r}"
+
+
+def for_page(spec: PlanSpec, plan: Plan) -> dict[str, Any]:
+    """All that the page needs to draw a plan."""
+    return {
+        "plan": json.loads(plan.to_json()),
+        "evaluates": [plan.evaluates(i) for i in range(plan.steps)],
+        "cutoff": plan.end_of_guidance,
+        "calls": plan.steps,
+        "nfe": plan.nfe,
+        "cfg_nfe": plan.cfg_nfe,
+        "speedup": round(plan.speedup, 4),
+        "python": as_python(spec, plan),
+    }
+
+
+def paper_presets() -> list[dict[str, Any]]:
+    """The presets whose grid the paper prints."""
+    return [
+        {"name": p.name, "steps": p.steps, "guidance_scale": p.guidance_scale, "nfe": p.plan().nfe}
+        for p in PRESETS.values()
+        if p.coarse is not None
+    ]
+
+
+def profile_for_page(profile: Profile) -> dict[str, Any]:
+    """What the profile's charts show: means over samples for each step, and what they were measured on."""
+    about = profile.about
+    return {
+        "about": {
+            "model": about.model or about.pipeline,
+            "scheduler": about.scheduler,
+            "steps": about.steps,
+            "guidance_scale": about.guidance_scale,
+            "samples": profile.samples,
+            "date": about.date,
+        },
+        "errors": {"tortoise": _spread(profile.tortoise), "hare": _spread(profile.hare)},
+        "rates": {"tortoise": _spread(profile.tortoise_rate), "hare": _spread(profile.hare_rate)},
+    }
+
+
+def _spread(moments: Moments) -> dict[str, list[float]]:
+    return {"mean": moments.mean.tolist(), "std": moments.std.tolist()}

@@ -1,0 +1,105 @@
+"""What the page may ask for, and the limits. Anything else is refused before it reaches the model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_PROMPT = 1000
+MAX_STEPS = 150
+MAX_BATCH = 4
+MAX_SIDE = 1536
+MAX_GUIDANCE = 30.0
+MAX_SEED = 2**32 - 1
+MAX_CALLS = 2 * MAX_STEPS  # Heun calls the network twice a step
+
+Share = Annotated[float, Field(gt=0.5, le=1.0)]
+Order = Literal[1, 2]
+
+
+class Strict(BaseModel):
+    """Unknown fields, NaN and infinity are errors."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class DefaultSpec(Strict):
+    """An evenly spread grid with this share of plain CFG's evaluations."""
+
+    kind: Literal["default"]
+    nfe: Share = 0.65
+    hare_order: Order = 2
+
+
+class PaperSpec(Strict):
+    """One of the paper's own plans, by its name."""
+
+    kind: Literal["paper"]
+    preset: str = Field(max_length=40)
+
+
+class ProfileSpec(Strict):
+    """The grid that the profile of the model gives for an error ratio, or for a budget."""
+
+    kind: Literal["profile"]
+    rho: float | None = Field(default=None, gt=0, le=100)
+    nfe: Share | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ProfileSpec:
+        if (self.rho is None) == (self.nfe is None):
+            raise ValueError("a profile's plan takes either rho or nfe, and one of them")
+        return self
+
+
+class CustomSpec(Strict):
+    """A grid edited by hand."""
+
+    kind: Literal["custom"]
+    coarse: list[int] = Field(min_length=1, max_length=MAX_CALLS)
+    cutoff: int | None = Field(default=None, ge=1, le=MAX_CALLS)
+    boost: float = Field(default=1.0, gt=0, le=4)
+    hare_order: Order = 2
+
+
+PlanSpec = Annotated[DefaultSpec | PaperSpec | ProfileSpec | CustomSpec, Field(discriminator="kind")]
+
+
+class PlanRequest(Strict):
+    """What a plan depends on."""
+
+    steps: int = Field(ge=1, le=MAX_STEPS)
+    scheduler: str | None = Field(default=None, max_length=80)
+    guidance_scale: float = Field(default=5.0, gt=1, le=MAX_GUIDANCE)
+    plan: PlanSpec
+
+
+class RunRequest(PlanRequest):
+    """One comparison: the same seeds with plain CFG and with thg."""
+
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
+    negative_prompt: str = Field(default="", max_length=MAX_PROMPT)
+    seed: int = Field(ge=0, le=MAX_SEED - MAX_BATCH)
+    batch: int = Field(default=1, ge=1, le=MAX_BATCH)
+    width: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
+    height: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
+
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.batch)
+
+
+def in_words(errors: list[dict[str, object]]) -> str:
+    """Pydantic's list of errors as one sentence that a person can act on."""
+    said = []
+    for error in errors[:3]:
+        place = error.get("loc")
+        names = (
+            [str(part) for part in place if part not in ("body", "default", "paper", "profile", "custom")]
+            if (isinstance(place, tuple | list))
+            else []
+        )
+        message = str(error.get("msg", "is not valid")).removeprefix("Value error, ")
+        said.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
+    return "; ".join(said)

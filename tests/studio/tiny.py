@@ -1,0 +1,72 @@
+"""A Stable Diffusion so small that a step takes milliseconds: random weights, real code."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+WORDS = 24  # tokens in a prompt
+
+
+def tiny_stable_diffusion() -> StableDiffusionPipeline:
+    torch.manual_seed(0)
+    tokenizer = _tokenizer()
+    text = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        projection_dim=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=WORDS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    unet = UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        norm_num_groups=4,
+        cross_attention_dim=16,
+        attention_head_dim=2,
+    )
+    vae = AutoencoderKL(
+        block_out_channels=(8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        norm_num_groups=4,
+        sample_size=32,
+    )
+    pipe = StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=CLIPTextModel(text),
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=DDIMScheduler(
+            beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, steps_offset=1, clip_sample=False
+        ),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _tokenizer() -> CLIPTokenizer:
+    """One token for each letter."""
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = letters + [f"{letter}</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary, merges = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+        vocabulary.write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        merges.write_text("#version: 0.2\n")
+        return CLIPTokenizer(str(vocabulary), str(merges), model_max_length=WORDS)
