@@ -16,7 +16,7 @@ from training.tokenizer import build_tokenizer
 
 TEXT_WIDTHS = (64, 32)
 WIDTH = 128
-LAYERS = 5
+LAYERS = 6
 PADDING_COUNTS = (1, 16, 256)
 """Lengths of the zero padding that stands where a T5 encoder's tokens would be; 256 is the pipeline's default."""
 
@@ -65,7 +65,7 @@ def build_model(tokenizer: CLIPTokenizer) -> nn.ModuleDict:
     """The untrained transformer and text encoders."""
     transformer = SD3Transformer2DModel(
         sample_size=8,
-        patch_size=1,
+        patch_size=2,
         in_channels=4,
         out_channels=4,
         num_layers=LAYERS,
@@ -74,7 +74,7 @@ def build_model(tokenizer: CLIPTokenizer) -> nn.ModuleDict:
         joint_attention_dim=sum(TEXT_WIDTHS),
         caption_projection_dim=WIDTH,
         pooled_projection_dim=sum(TEXT_WIDTHS),
-        pos_embed_max_size=8,
+        pos_embed_max_size=4,
     )
     for block in transformer.transformer_blocks:
         for modulation in (block.norm1, block.norm1_context):

@@ -38,10 +38,12 @@ class JudgeNetwork(nn.Module):
 
     def features(self, pictures: torch.Tensor) -> torch.Tensor:
         """The 128 values before the last layer."""
-        return self.trunk(pictures).mean((2, 3))
+        maps: torch.Tensor = self.trunk(pictures)
+        return maps.mean((2, 3))
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(pictures))
+        logits: torch.Tensor = self.head(self.features(pictures))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Judge:
         A tone is relative to its garment (a third of all real coats is dark): that is the garment that was `asked`
         for, or the recognised one if nothing is said.
         """
-        batches = [self.network.features(batch) for batch in pictures.float().clamp(-1, 1).split(500)]
+        batches = [self.network.features(batch) for batch in torch.split(pictures.float().clamp(-1, 1), 500)]
         features = torch.cat(batches)
         garments = self.network.head(features).argmax(1)
         borders = self.tone_borders[garments if asked is None else asked]
