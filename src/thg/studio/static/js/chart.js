@@ -1,0 +1,64 @@
+// A line chart with a logarithmic axis: tortoise and hare over the steps, and the grid as ticks below.
+
+const SPACE = "http://www.w3.org/2000/svg";
+const BOX = { width: 1040, height: 290, left: 52, right: 84, top: 34, bottom: 44 };
+
+function make(name, attributes, text) {
+  const element = document.createElementNS(SPACE, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+
+export class Chart {
+  constructor(container, title) {
+    this.container = container;
+    this.title = title;
+    this.svg = make("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": title });
+    container.replaceChildren(this.svg);
+  }
+
+  // series: {tortoise: {mean, std}, hare: {mean, std}}; plan: what the server says of the grid, or null.
+  draw(series, plan) {
+    const steps = series.tortoise.mean.length + 1;
+    const all = Object.values(series).flatMap(({ mean }) => mean).filter((value) => value > 0);
+    const low = Math.floor(Math.log10(Math.min(...all)) * 2) / 2;
+    const high = Math.ceil(Math.log10(Math.max(...all)) * 2) / 2;
+    const x = (step) => BOX.left + ((BOX.width - BOX.left - BOX.right) * (step + 0.5)) / steps;
+    const tall = BOX.height - BOX.top - BOX.bottom;
+    const y = (value) => BOX.top + tall * (1 - (Math.log10(Math.max(value, 10 ** low)) - low) / Math.max(high - low, 0.5));
+    const parts = [make("text", { x: 0, y: 14, class: "title" }, this.title)];
+    for (let power = Math.ceil(low); power <= high; power += 1) {
+      parts.push(make("line", { x1: BOX.left, x2: BOX.width - BOX.right, y1: y(10 ** power), y2: y(10 ** power), class: "gridline" }));
+      parts.push(make("text", { x: BOX.left - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, power < -2 || power > 3 ? `1e${power}` : String(10 ** power)));
+    }
+    const floor = BOX.height - BOX.bottom;
+    if (plan) parts.push(...this.#grid(plan, floor));
+    for (const [name, { mean, std }] of Object.entries(series)) {
+      const upper = mean.map((value, i) => [x(i + 0.5), y(value + std[i])]);
+      const lower = mean.map((value, i) => [x(i + 0.5), y(Math.max(value - std[i], 10 ** low))]).reverse();
+      parts.push(make("path", { d: `${path([...upper, ...lower])}Z`, class: `${name} band` }));
+      parts.push(make("path", { d: path(mean.map((value, i) => [x(i + 0.5), y(value)])), class: `${name} line` }));
+      parts.push(make("text", { x: BOX.width - BOX.right + 8, y: y(mean.at(-1)) + 4, class: name }, name));
+    }
+    for (let step = 0; step < steps; step += Math.max(1, Math.round(steps / 10))) {
+      parts.push(make("text", { x: x(step), y: BOX.height - 8, "text-anchor": "middle" }, String(step + 1)));
+    }
+    parts.push(make("text", { x: BOX.width - BOX.right + 8, y: BOX.height - 8 }, "step"));
+    this.svg.replaceChildren(...parts);
+  }
+
+  #grid(plan, floor) {
+    const width = (BOX.width - BOX.left - BOX.right) / plan.calls;
+    return plan.evaluates.flatMap((evaluated, index) => {
+      if (!evaluated) return [];
+      const middle = BOX.left + width * (index + 0.5);
+      return [
+        make("line", { x1: middle, x2: middle, y1: BOX.top, y2: floor, class: "evaluated" }),
+        make("rect", { x: middle - width * 0.36, y: floor + 5, width: width * 0.72, height: 10, rx: 2, class: "tick" }),
+      ];
+    });
+  }
+}

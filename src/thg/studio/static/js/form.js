@@ -1,0 +1,127 @@
+// The settings form: shows the settings, and tells when the reader changes one.
+
+const $ = (id) => document.getElementById(id);
+const radio = (name) => document.querySelector(`input[name="${name}"]:checked`)?.value;
+const setRadio = (name, value) => {
+  const input = document.querySelector(`input[name="${name}"][value="${value}"]`);
+  if (input) input.checked = true;
+};
+const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+
+const HINTS = {
+  default: "Evenly spread, sized by the budget.",
+  paper: "The grid that the paper prints; its step count is part of it.",
+  profile: "Chosen from what was measured on this model.",
+  custom: "Your own grid: edit the steps on the strip.",
+};
+
+export class Form {
+  // `changed(name)` is called after each change by the reader, with the settings already up to date.
+  constructor(model, settings, changed) {
+    this.model = model;
+    this.settings = settings;
+    this.changed = changed;
+    this.#fill();
+    this.#listen();
+    this.show();
+  }
+
+  #fill() {
+    const { model } = this;
+    for (const { name, label } of model.schedulers) $("scheduler").add(new Option(label, name));
+    for (const preset of model.presets) $("preset").add(new Option(`${preset.name} (${preset.steps} steps)`, preset.name));
+    $("steps").max = model.limits.steps;
+    $("guidance").max = model.limits.guidance_scale;
+    $("seed").max = model.limits.seed;
+    for (const id of ["width", "height"]) $(id).max = model.limits.side;
+    for (const id of ["prompt", "negative"]) $(id).maxLength = model.limits.prompt;
+    $("negative-field").hidden = !model.negative_prompt;
+    $("size-field").hidden = !model.sized;
+    const profile = document.querySelector('input[name="kind"][value="profile"]');
+    profile.disabled = !model.profile;
+    if (!model.profile) profile.parentElement.title = "Start the studio with --profile to use this";
+    for (const text of model.examples) {
+      const chip = document.createElement("button");
+      chip.type = "button";
+      chip.textContent = text;
+      chip.addEventListener("click", () => {
+        this.settings.prompt = $("prompt").value = text;
+        this.changed("prompt");
+      });
+      $("examples").append(chip);
+    }
+  }
+
+  #listen() {
+    const texts = { prompt: "prompt", negative: "negative_prompt" };
+    for (const [id, name] of Object.entries(texts)) {
+      $(id).addEventListener("input", () => this.#set(name, $(id).value));
+    }
+    const numbers = { seed: "seed", steps: "steps", guidance: "guidance_scale", width: "width", height: "height" };
+    for (const [id, name] of Object.entries(numbers)) {
+      $(id).addEventListener("input", () => {
+        if ($(id).checkValidity() && (number(id) !== null || id === "width" || id === "height")) this.#set(name, number(id));
+      });
+    }
+    $("scheduler").addEventListener("change", () => this.#set("scheduler", $("scheduler").value));
+    $("batch").addEventListener("change", () => this.#set("batch", Number(radio("batch"))));
+    $("dice").addEventListener("click", () => {
+      $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
+      this.#set("seed", number("seed"));
+    });
+    $("kind").addEventListener("change", () => this.changed("kind", radio("kind")));
+    $("preset").addEventListener("change", () => this.changed("kind", "paper"));
+    $("order").addEventListener("change", () => this.#setPlan("hare_order", Number(radio("order"))));
+    $("cutoff").addEventListener("change", () => this.#setPlan("cutoff", number("cutoff")));
+    $("boost").addEventListener("change", () => this.#setPlan("boost", number("boost") ?? 1));
+    $("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey) {
+        event.preventDefault();
+        $("settings").requestSubmit();
+      }
+    });
+  }
+
+  #set(name, value) {
+    this.settings[name] = value;
+    this.changed(name);
+  }
+
+  #setPlan(name, value) {
+    this.settings.plan = { ...this.settings.plan, [name]: value };
+    this.changed("plan");
+  }
+
+  get preset() {
+    return this.model.presets.find((preset) => preset.name === $("preset").value);
+  }
+
+  // Puts the settings into the fields.
+  show() {
+    const { settings } = this;
+    $("prompt").value = settings.prompt;
+    $("negative").value = settings.negative_prompt;
+    $("seed").value = settings.seed;
+    $("steps").value = settings.steps;
+    $("guidance").value = settings.guidance_scale;
+    $("scheduler").value = settings.scheduler;
+    $("width").value = settings.width ?? "";
+    $("height").value = settings.height ?? "";
+    setRadio("batch", settings.batch);
+    this.showPlan();
+  }
+
+  showPlan() {
+    const { plan } = this.settings;
+    setRadio("kind", plan.kind);
+    $("kind-hint").textContent = HINTS[plan.kind];
+    $("preset").disabled = plan.kind !== "paper";
+    if (plan.kind === "paper") $("preset").value = plan.preset;
+    const ordered = plan.kind === "default" || plan.kind === "custom";
+    for (const input of document.querySelectorAll('input[name="order"]')) input.disabled = !ordered;
+    if (ordered) setRadio("order", plan.hare_order ?? 2);
+    for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
+    $("cutoff").value = (plan.kind === "custom" && plan.cutoff) || "";
+    $("boost").value = (plan.kind === "custom" && plan.boost) || 1;
+  }
+}

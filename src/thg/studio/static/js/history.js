@@ -1,0 +1,73 @@
+// The list of the last runs.
+
+import { decibels, meanPsnr } from "./stage.js";
+import { freeUrls, showImage } from "./media.js";
+import { all, forget, keep, KEPT } from "./store.js";
+import { toLink } from "./settings.js";
+
+const $ = (id) => document.getElementById(id);
+
+export class History {
+  constructor(chosen) {
+    this.chosen = chosen;
+    this.runs = [];
+    $("forget").addEventListener("click", async () => {
+      this.runs = [];
+      this.#draw();
+      await forget();
+    });
+  }
+
+  async load() {
+    this.runs = await all();
+    this.#draw();
+  }
+
+  async add(run) {
+    this.runs.unshift(run);
+    const dropped = this.runs.splice(KEPT);
+    this.#draw(run);
+    await keep(run, dropped);
+  }
+
+  // The last run of these very settings, if there was one.
+  matching(settings) {
+    const link = toLink(settings);
+    return this.runs.find((run) => toLink(run.settings) === link);
+  }
+
+  current(run) {
+    [...$("history").children].forEach((item, index) => {
+      item.firstChild.setAttribute("aria-current", String(this.runs[index] === run));
+    });
+  }
+
+  #draw(current = null) {
+    freeUrls($("history"));
+    $("history").replaceChildren(...this.runs.map((run) => this.#item(run)));
+    this.current(current);
+    $("forget").disabled = !this.runs.length;
+  }
+
+  #item(run) {
+    const item = document.createElement("li");
+    const button = Object.assign(document.createElement("button"), { type: "button" });
+    const pair = Object.assign(document.createElement("span"), { className: "pair" });
+    for (const name of ["plain", "thg"]) {
+      const [first] = run.sides[name].items;
+      if (first.kind === "audio") continue;
+      const image = new Image();
+      image.alt = "";
+      showImage(image, first.blobs[0]);
+      pair.append(image);
+    }
+    const title = Object.assign(document.createElement("strong"), { textContent: run.settings.prompt });
+    const psnr = decibels(meanPsnr(run.psnr));
+    const text = `${run.sides.thg.nfe} of ${run.sides.plain.nfe} · ${psnr}`;
+    const about = Object.assign(document.createElement("small"), { textContent: text });
+    button.append(pair, title, about);
+    button.addEventListener("click", () => this.chosen(run));
+    item.append(button);
+    return item;
+  }
+}

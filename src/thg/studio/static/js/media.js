@@ -1,0 +1,79 @@
+// Pictures, sounds and frames as elements. A result holds blobs; each element gets a URL of its own, freed with it.
+
+const TYPES = { image: "image/png", audio: "audio/wav", video: "image/png" };
+
+function blob(base64, type) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new Blob([bytes], { type });
+}
+
+// An item as the server sends it, with its files as blobs.
+export function received({ kind, rate, files }) {
+  return { kind, rate, blobs: files.map((file) => blob(file, TYPES[kind])) };
+}
+
+export const previewOf = (base64) => ({ kind: "image", blobs: [blob(base64, "image/png")] });
+
+// Shows a blob in an image without a flicker: the old picture stays until the new one is there.
+export function showImage(image, file) {
+  const old = image.dataset.url;
+  const url = URL.createObjectURL(file);
+  image.dataset.url = url;
+  image.onload = () => {
+    image.classList.toggle("coarse-pixels", image.naturalWidth <= 128);
+    if (old) URL.revokeObjectURL(old);
+  };
+  image.src = url;
+}
+
+export function freeUrls(container) {
+  for (const element of container.querySelectorAll("[data-url]")) URL.revokeObjectURL(element.dataset.url);
+}
+
+function imageOf(file, label) {
+  const image = new Image();
+  image.alt = label;
+  image.draggable = false;
+  showImage(image, file);
+  return image;
+}
+
+function soundOf(file, label) {
+  const sound = document.createElement("audio");
+  sound.controls = true;
+  sound.setAttribute("aria-label", label);
+  sound.dataset.url = sound.src = URL.createObjectURL(file);
+  return sound;
+}
+
+// Frames: one image at a time, with a play button and a slider.
+function framesOf(item, label) {
+  const urls = item.blobs.map((file) => URL.createObjectURL(file));
+  const image = new Image();
+  image.alt = label;
+  const bar = document.createElement("div");
+  bar.className = "player";
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Play" });
+  const slider = Object.assign(document.createElement("input"), { type: "range", min: 0, max: urls.length - 1, value: 0 });
+  slider.setAttribute("aria-label", `frame of ${label}`);
+  bar.append(button, slider);
+  const show = () => { image.src = urls[slider.value]; };
+  let timer = null;
+  button.addEventListener("click", () => {
+    button.textContent = timer ? "Play" : "Pause";
+    timer = timer ? clearInterval(timer) : setInterval(() => {
+      if (!image.isConnected) return clearInterval(timer);
+      slider.value = (Number(slider.value) + 1) % urls.length;
+      show();
+    }, 1000 / item.rate);
+  });
+  slider.addEventListener("input", show);
+  show();
+  return [image, bar];
+}
+
+export function elementsOf(item, label) {
+  if (item.kind === "audio") return [soundOf(item.blobs[0], label)];
+  if (item.kind === "video") return framesOf(item, label);
+  return [imageOf(item.blobs[0], label)];
+}

@@ -1,0 +1,74 @@
+// The settings of a comparison as one plain object, which is also what the server takes; and as a permalink.
+
+export const startingFrom = (model) => ({
+  prompt: model.examples[0] ?? "",
+  negative_prompt: "",
+  seed: 0,
+  batch: 1,
+  steps: model.steps,
+  guidance_scale: model.guidance_scale,
+  scheduler: model.schedulers[0].name,
+  width: null,
+  height: null,
+  plan: { kind: "default", nfe: 0.65, hare_order: 2 },
+});
+
+const WHOLE = ["seed", "batch", "steps", "width", "height"];
+const TEXT = ["prompt", "negative_prompt", "scheduler"];
+const PLAN = {
+  default: ["nfe", "hare_order"],
+  paper: ["preset"],
+  profile: ["rho", "nfe"],
+  custom: ["coarse", "cutoff", "boost", "hare_order"],
+};
+
+export function toLink(settings) {
+  const link = new URLSearchParams();
+  for (const name of [...TEXT, ...WHOLE, "guidance_scale"]) {
+    const value = settings[name];
+    if (value !== null && value !== "") link.set(name, value);
+  }
+  link.set("plan", settings.plan.kind);
+  for (const name of PLAN[settings.plan.kind]) {
+    const value = settings.plan[name];
+    if (value !== null && value !== undefined) link.set(name, Array.isArray(value) ? value.join(".") : value);
+  }
+  return `#${link}`;
+}
+
+// What a permalink says, over the defaults. Numbers that are none are left out; the server checks the rest.
+export function fromLink(hash, defaults) {
+  const link = new URLSearchParams(hash.replace(/^#/, ""));
+  const settings = structuredClone(defaults);
+  for (const name of TEXT) if (link.has(name)) settings[name] = link.get(name);
+  for (const name of [...WHOLE, "guidance_scale"]) {
+    if (link.has(name) && Number.isFinite(Number(link.get(name)))) settings[name] = Number(link.get(name));
+  }
+  const kind = link.get("plan");
+  if (!(kind in PLAN)) return settings;
+  const plan = { kind };
+  for (const name of PLAN[kind]) {
+    if (!link.has(name)) continue;
+    const text = link.get(name);
+    if (name === "preset") plan.preset = text;
+    else if (name === "coarse") plan.coarse = text.split(".").map(Number);
+    else plan[name] = Number(text);
+  }
+  if (kind === "custom" && !plan.coarse?.every(Number.isInteger)) return settings;
+  if (kind === "paper" && !plan.preset) return settings;
+  if (kind === "profile" && (plan.rho === undefined) === (plan.nfe === undefined)) return settings;
+  settings.plan = plan;
+  return settings;
+}
+
+export const planPart = ({ steps, scheduler, guidance_scale, plan }) => ({ steps, scheduler, guidance_scale, plan });
+
+// A grid edited by hand, carried over to a run with another number of network calls.
+export function rescaled(plan, from, to) {
+  const moved = (index) => Math.min(to - 1, Math.round((index * to) / from));
+  return {
+    ...plan,
+    coarse: [...new Set(plan.coarse.map(moved))],
+    cutoff: plan.cutoff ? Math.max(1, Math.min(to, Math.round((plan.cutoff * to) / from))) : null,
+  };
+}

@@ -1,0 +1,125 @@
+// The stage: both sides with their progress and numbers, and the three views of them.
+
+import { Difference, Swipe } from "./views.js";
+import { previewOf } from "./media.js";
+import { Tiles } from "./tiles.js";
+
+const $ = (id) => document.getElementById(id);
+const LABELS = { plain: "Plain CFG", thg: "thg" };
+
+export const decibels = (value) => (value === null ? "identical" : `${value.toFixed(1)} dB`);
+
+export function meanPsnr(values) {
+  const finite = values.filter((value) => value !== null);
+  return finite.length ? finite.reduce((sum, value) => sum + value, 0) / finite.length : null;
+}
+
+class Pane {
+  constructor(side) {
+    this.side = side;
+    this.element = $(`pane-${side}`);
+    this.progress = this.element.querySelector("progress");
+    this.count = this.element.querySelector(".count");
+    this.empty = this.element.querySelector(".empty");
+    this.tiles = new Tiles(this.element.querySelector(".tiles"));
+  }
+
+  number(name, ...content) {
+    this.element.querySelector(`[data-number="${name}"]`).replaceChildren(...content);
+  }
+
+  begin(count) {
+    this.empty.hidden = true;
+    this.progress.value = 0;
+    this.count.textContent = "waiting";
+    this.tiles.waiting(count);
+    for (const name of ["nfe", "seconds", "psnr"]) this.number(name, "–");
+  }
+
+  step({ step, of, previews }) {
+    this.progress.value = step / of;
+    this.count.textContent = `step ${step} of ${of}`;
+    if (previews) this.tiles.preview(previews.map(previewOf), `${LABELS[this.side]}, step ${step}`);
+  }
+
+  done(side, prompt) {
+    this.empty.hidden = true;
+    this.progress.value = 1;
+    this.count.textContent = side.remembered ? "from the run before" : "done";
+    this.tiles.show(side.items, `${LABELS[this.side]}: ${prompt}`);
+    this.number("nfe", String(side.nfe));
+    this.number("seconds", side.seconds.toFixed(2));
+    if (this.side === "plain") this.number("psnr", small("the reference"));
+  }
+
+  psnr(values, items, prompt) {
+    this.number("psnr", decibels(meanPsnr(values)), ...(values.length > 1 ? [small(" on average")] : []));
+    if (values.length > 1) this.tiles.show(items, `${LABELS.thg}: ${prompt}`, values.map(decibels));
+  }
+
+  stopped() {
+    this.tiles.idle();
+    if (this.progress.value < 1) this.count.textContent = "stopped";
+  }
+}
+
+function small(text) {
+  return Object.assign(document.createElement("small"), { textContent: text });
+}
+
+export class Stage {
+  constructor() {
+    this.panes = { plain: new Pane("plain"), thg: new Pane("thg") };
+    this.swipe = new Swipe();
+    this.difference = new Difference();
+    this.result = null;
+    $("view").addEventListener("change", () => this.#view());
+  }
+
+  begin(count) {
+    this.result = null;
+    this.#select("side");
+    this.#view();
+    this.panes.plain.begin(count);
+    this.panes.thg.begin(count);
+  }
+
+  step(event) {
+    this.panes[event.side].step(event);
+  }
+
+  side(name, side, prompt) {
+    this.panes[name].done(side, prompt);
+  }
+
+  stopped() {
+    for (const pane of Object.values(this.panes)) pane.stopped();
+  }
+
+  // A finished comparison, fresh or from the history.
+  show(result) {
+    this.result = result;
+    const { prompt } = result.settings;
+    for (const name of ["plain", "thg"]) this.panes[name].done(result.sides[name], prompt);
+    this.panes.thg.psnr(result.psnr, result.sides.thg.items, prompt);
+    this.#view();
+  }
+
+  #select(view) {
+    document.querySelector(`input[name="view"][value="${view}"]`).checked = true;
+  }
+
+  #view() {
+    const comparable = this.result?.sides.thg.items[0].kind === "image";
+    for (const input of document.querySelectorAll('input[name="view"]')) {
+      input.disabled = input.value !== "side" && !comparable;
+      if (input.disabled && input.checked) this.#select("side");
+    }
+    const chosen = document.querySelector('input[name="view"]:checked').value;
+    $("panes").hidden = chosen !== "side";
+    $("swipe").hidden = chosen !== "swipe";
+    $("difference").hidden = chosen !== "difference";
+    if (chosen === "swipe") this.swipe.show(this.result.sides);
+    if (chosen === "difference") this.difference.show(this.result.sides);
+  }
+}
