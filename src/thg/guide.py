@@ -9,8 +9,9 @@ A network may return several tensors (video and sound); so a term is a tuple of 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,12 +29,16 @@ class Run:
     positions: where each call stands on the fine grid; calls at the same time share a position.
     guidance_scale: w, if the pipeline tells.
     log_snr: of each call, if the scheduler is one that the core understands.
+    times: the time step of each call, in the scheduler's units.
+    network: class and fingerprint of the network, as a profile knows it.
     """
 
     steps: int
     positions: tuple[float, ...]
     guidance_scale: float | None = None
     log_snr: tuple[float, ...] | None = None
+    times: tuple[float, ...] | None = None
+    network: str | None = None
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
@@ -44,7 +49,9 @@ class Run:
 class Guide(Protocol):
     """The decisions of one run. The takeover asks in order of the steps, `evaluates` first."""
 
-    plan: Plan | None
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is followed, if it is one."""
 
     def evaluates(self, step: int) -> bool:
         """Shall the unconditional branch run at this step?"""
@@ -54,6 +61,20 @@ class Guide(Protocol):
 
     def predict(self, step: int, conditional: Term) -> Term | None:
         """What to use where nothing was evaluated. None: no guidance at this step."""
+
+
+Evaluate = Callable[[Any, Any], tuple[Term, Term]]
+
+
+@runtime_checkable
+class Visitor(Protocol):
+    """A guide that also looks at the network around each step that it evaluates (calibration does)."""
+
+    def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
+        """Before the unconditional branch runs: what the network is given.
+
+        evaluate(sample, time) gives e_c and d of the same network under the same conditions elsewhere.
+        """
 
 
 @runtime_checkable

@@ -14,21 +14,47 @@ from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
 from thg.adapter.summary import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
+from thg.guide import GuideMaker
 from thg.planner import Choice, guide_maker
-
-_enabled: weakref.WeakKeyDictionary[Any, Enabled]
 
 
 class Enabled:
-    """What was done to one pipeline, so that it can be undone."""
+    """One enabled pipeline: what was done to it, so that it can be undone."""
 
-    def __init__(self, takeover: Takeover) -> None:
-        self.takeover = takeover
+    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
+        self._pipe = weakref.ref(pipe)
+        self.layout = layout
+        self.takeover = Takeover(pipe, layout, maker, self.refresh)
         self.networks: list[torch.nn.Module] = []
-        self.schedulers: list[Any] = []
+        self.scheduler: Any = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes over what the pipeline consists of now, and lets go of what it no longer has."""
+        pipe: Any = self._pipe()
+        networks = _networks(pipe, self.layout)
+        for network in self.networks:
+            if all(network is not wanted for wanted, _ in networks):
+                patch.release(network, self.takeover)
+        for network, role in networks:
+            patch.take(network, self.takeover, role)
+        self.networks = [network for network, _ in networks]
+        if self.scheduler is not pipe.scheduler:
+            self._unwatch()
+            patch.watch(pipe.scheduler, self.takeover)
+            self.scheduler = pipe.scheduler
+
+    def undo(self) -> None:
+        for network in self.networks:
+            patch.release(network, self.takeover)
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self.scheduler is not None:
+            patch.unwatch(self.scheduler, self.takeover)
 
 
-_enabled = weakref.WeakKeyDictionary()
+_enabled: weakref.WeakKeyDictionary[Any, Enabled] = weakref.WeakKeyDictionary()
 
 
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> None:
@@ -41,35 +67,23 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
     Enabling again replaces the plan.
     """
     maker = guide_maker(plan)
-    layout = layout or _layout(pipe)
-    if isinstance(layout, Delegates):
-        for part in _parts(pipe, layout):
+    found = layout or _layout(pipe)
+    if isinstance(found, Delegates):
+        for part in _parts(pipe, found):
             enable(part, plan)
         return
     disable(pipe)
-    networks, controls = _networks(pipe, layout)
-    entry = _enabled[pipe] = Enabled(Takeover(pipe, layout, maker))
-    for role, network in networks:
-        patch.take(network, entry.takeover, role)
-        entry.networks.append(network)
-    for network in controls:
-        patch.take(network, entry.takeover, "control")
-        entry.networks.append(network)
-    patch.watch(pipe.scheduler, entry.takeover)
-    entry.schedulers.append(pipe.scheduler)
+    _enabled[pipe] = Enabled(pipe, found, maker)
 
 
 def disable(pipe: Any) -> None:
     """Undoes `enable`: the pipeline is what it was. Harmless on a pipeline that is not enabled."""
     entry = _enabled.pop(pipe, None)
-    if entry is None:
-        for part in _enabled_parts(pipe):
-            disable(part)
+    if entry is not None:
+        entry.undo()
         return
-    for network in entry.networks:
-        patch.release(network, entry.takeover)
-    for scheduler in entry.schedulers:
-        patch.unwatch(scheduler, entry.takeover)
+    for part in _enabled_parts(pipe):
+        disable(part)
 
 
 @contextmanager
@@ -118,17 +132,17 @@ def _enabled_parts(pipe: Any) -> list[Any]:
     return [part for part in _parts(pipe, layout) if part in _enabled]
 
 
-def _networks(
-    pipe: Any, layout: Batched | Sequential
-) -> tuple[list[tuple[str, torch.nn.Module]], list[torch.nn.Module]]:
-    found = [("denoiser", getattr(pipe, name, None)) for name in layout.denoisers]
+def _networks(pipe: Any, layout: Batched | Sequential) -> list[tuple[torch.nn.Module, str]]:
+    """The networks of a pipeline that guidance concerns, with their roles."""
+    roles = [(name, "denoiser") for name in layout.denoisers]
     if isinstance(layout, Sequential) and layout.unconditional is not None:
-        found.append(("unconditional", getattr(pipe, layout.unconditional, None)))
-    networks = [(role, network) for role, network in found if isinstance(network, torch.nn.Module)]
-    if not networks:
+        roles.append((layout.unconditional, "unconditional"))
+    if isinstance(layout, Batched):
+        roles.append(("controlnet", "control"))
+    found = [(getattr(pipe, name, None), role) for name, role in roles]
+    networks = [(network, role) for network, role in found if isinstance(network, torch.nn.Module)]
+    if all(role == "control" for _, role in networks):
         raise UnsupportedPipelineError(
             f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
         )
-    control = getattr(pipe, "controlnet", None)
-    controls = [control] if isinstance(control, torch.nn.Module) and isinstance(layout, Batched) else []
-    return networks, controls
+    return networks

@@ -66,7 +66,7 @@ class Caller:
 
 def find(pipes: Iterable[Any]) -> Caller | None:
     """The innermost of these pipelines that is running in this thread, or None."""
-    candidates = list(pipes)
+    candidates = [pipe for pipe in pipes if pipe is not None]
     return _find(_outwards(sys._getframe(1)), candidates)
 
 

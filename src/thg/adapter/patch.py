@@ -52,15 +52,10 @@ def release(network: torch.nn.Module, takeover: Takeover) -> None:
         network.__class__ = type(network).__mro__[1]
 
 
-def is_taken(network: torch.nn.Module, takeover: Takeover) -> bool:
-    tap = _taps.get(network)
-    return tap is not None and takeover in tap.users
-
-
 def _taken_class(cls: type) -> type:
     if cls not in _classes:
         members: dict[str, Any] = {
-            "__call__": torch.compiler.disable(_call, recursive=False),
+            "__call__": torch.compiler.disable(_call, recursive=False),  # type: ignore[no-untyped-call]
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,

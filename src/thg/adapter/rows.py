@@ -16,16 +16,20 @@ from thg.errors import UnsupportedPipelineError
 from thg.guide import Term
 
 # Positional tables have no batch dimension, whatever their first dimension happens to be.
-_NOT_BATCHED = ("rotary", "freqs", "_ids", "pos_embed", "position")
+_NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position")
 # Some pipelines repeat these for each frame, so that they hold a multiple of the batch.
 _PER_FRAME = ("encoder_hidden_states", "image_embeds", "residual", "controlnet")
 # Residuals of a ControlNet or an adapter come as tuples of batched tensors; other tuples are not cut.
 _TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
 
 
+_SAMPLE = ("sample", "hidden_states", "x", "latents")
+_TIME = ("timestep", "timesteps", "t", "timestep_ratio", "r")
+
+
 def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The noisy sample among the arguments of a network."""
-    for name in ("sample", "hidden_states", "x", "latents"):
+    for name in _SAMPLE:
         if name in kwargs:
             return kwargs[name]
     return args[0] if args else next(iter(kwargs.values()))
@@ -39,23 +43,45 @@ def count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The time among the arguments of a network."""
-    for name in ("timestep", "timesteps", "t", "timestep_ratio", "r"):
+    for name in _TIME:
         if name in kwargs:
             return kwargs[name]
     return args[1] if len(args) > 1 else None
+
+
+def moved(
+    args: Sequence[Any], kwargs: Mapping[str, Any], sample: Any, time: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call for another sample at another time, all else the same."""
+    positional, named = [_fresh(value) for value in args], {name: _fresh(value) for name, value in kwargs.items()}
+    for names, place, value in ((_SAMPLE, 0, sample), (_TIME, 1, time)):
+        name = next((name for name in names if name in named), None)
+        if name is not None:
+            named[name] = value
+        elif len(positional) > place:
+            positional[place] = value
+        else:
+            raise UnsupportedPipelineError(f"thg finds no {names[0]} among the arguments of this network's call")
+    return tuple(positional), named
+
+
+def _fresh(value: Any) -> Any:
+    """A list of its own: some networks pop from theirs."""
+    return list(value) if isinstance(value, list) else value
 
 
 def cut(
     args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, n: int, keep: Sequence[int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with `n` branches in `rows` rows, for the branches `keep` alone."""
-    cutter = _Cutter(rows, n, keep)
+    cutter = _Cutter(rows, n, keep, listed=isinstance(first_input(args, kwargs), list))
     return tuple(cutter.cut(value, "") for value in args), {name: cutter.cut(v, name) for name, v in kwargs.items()}
 
 
 class _Cutter:
-    def __init__(self, rows: int, n: int, keep: Sequence[int]) -> None:
-        self.rows, self.n, self.keep = rows, n, keep
+    def __init__(self, rows: int, n: int, keep: Sequence[int], listed: bool) -> None:
+        """listed: the network takes a list of samples in place of a batch."""
+        self.rows, self.n, self.keep, self.listed = rows, n, keep, listed
 
     def cut(self, value: Any, name: str) -> Any:
         if any(part in name for part in _NOT_BATCHED):
@@ -65,7 +91,7 @@ class _Cutter:
         if isinstance(value, dict):
             return {key: self.cut(item, str(key)) for key, item in value.items()}
         if isinstance(value, list):
-            if len(value) == self.rows and not _holds_batches(value, self.rows):
+            if len(value) == self.rows and (self.listed or not _holds_batches(value, self.rows)):
                 return self._list(value)  # one entry a sample
             return [self.cut(item, name) for item in value]  # a fresh list: some networks pop from theirs
         if isinstance(value, tuple) and any(part in name for part in _TUPLES_OF_BATCHES):

@@ -8,6 +8,7 @@ pipeline's own guidance formula then does the rest.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -20,10 +21,13 @@ from torch import Tensor
 from thg.adapter import caller as calling
 from thg.adapter import rows
 from thg.adapter.caller import Caller
+from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.summary import Summary
-from thg.errors import ConcurrentRunError, UnsupportedPipelineError
-from thg.guide import Guide, GuideMaker, Run, Term
+from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
+from thg.guide import Guide, GuideMaker, Run, Term, Visitor
+from thg.plan import Plan
+from thg.schedule import scheduler_log_snr
 
 Network = Callable[..., Any]
 
@@ -48,7 +52,9 @@ class RunState:
         # sequential pipelines: the conditional call of the step under way
         self.sample: Any = None
         self.output: Any = None
+        self.conditional: Any = None  # its network and arguments, for a guide that visits
         self.answered = True
+        self.plan: Plan | None = None
 
     def next_step(self, pipeline: str) -> int:
         assert self.run is not None
@@ -73,19 +79,19 @@ class RunState:
 
     def release(self) -> None:
         """Drops what holds tensors, and keeps what the summary needs."""
-        self.sample = self.output = self.time = None
+        self.sample = self.output = self.time = self.conditional = None
         if self.guide is not None:
             self.plan = self.guide.plan
         self.guide = None
-
-    plan = None
 
 
 class Takeover:
     """A pipeline that thg is enabled on."""
 
-    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
+    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker, refresh: Callable[[], None]) -> None:
+        """refresh: takes over the networks and the scheduler that the pipeline has now, should they be new."""
         self._pipe = weakref.ref(pipe)
+        self._refresh = refresh
         self.name = type(pipe).__name__
         self.layout = layout
         self.maker = maker
@@ -100,6 +106,7 @@ class Takeover:
     def begin(self) -> None:
         """The scheduler has set its time steps: a new run."""
         self._refuse_second_thread()
+        self._refresh()
         self.state = RunState()
 
     def _refuse_second_thread(self) -> None:
@@ -112,26 +119,33 @@ class Takeover:
                 "pipeline per thread (they can share their networks: type(pipe)(**pipe.components)), or use a lock"
             )
 
-    def _current(self, who: Caller) -> RunState | None:
+    def _current(self, who: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunState | None:
         """The run that this call belongs to, or None for a call outside of any."""
         state = self.state
+        timesteps = who.timesteps()
+        if timesteps is rows.timestep(args, kwargs):
+            timesteps = None  # DiT has the time of one call under that name
         if state is None:
-            return None
+            if timesteps is None:
+                return None
+            self.begin()  # a scheduler that was put in after `enable` has started this run unnoticed
+            return self._opened(who, timesteps)
         if state.thread != threading.get_ident():
             self._refuse_second_thread()
             return None
-        timesteps = who.timesteps()
         if state.run is None:
-            self._open(state, who, timesteps)
-        elif state.timesteps is not None and state.timesteps() is not timesteps:
+            return self._opened(who, timesteps)
+        if state.timesteps is not None and state.timesteps() is not timesteps:
             if timesteps is None:
                 return None  # before the loop of a new run
             self.begin()
-            state = self.state
-            self._open(state, who, timesteps)
+            return self._opened(who, timesteps)
         return state
 
-    def _open(self, state: RunState, who: Caller, timesteps: Any) -> None:
+    def _opened(self, who: Caller, timesteps: Any) -> RunState:
+        """The state of the run that has just begun, with its guide."""
+        state = self.state
+        assert state is not None
         if timesteps is None or len(timesteps) == 0:
             timesteps = self.pipe.scheduler.timesteps
         elif isinstance(timesteps, Tensor):
@@ -142,9 +156,12 @@ class Takeover:
             steps=len(times),
             positions=tuple(order[t] for t in times),
             guidance_scale=who.guidance_scale(),
-            log_snr=None,
+            log_snr=_log_snr(self.pipe.scheduler, times),
+            times=tuple(times),
+            network=fingerprint(self.pipe),
         )
         state.guide = self.maker.guide(state.run)
+        return state
 
     # -- network calls
 
@@ -152,7 +169,7 @@ class Takeover:
         self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], who: Caller, context: str
     ) -> Any:
         """A call of a denoiser, conditional or with all branches."""
-        state = self._current(who)
+        state = self._current(who, args, kwargs)
         if state is None or (state.guide is None):
             return network(*args, **kwargs)
         if isinstance(self.layout, Batched):
@@ -191,6 +208,9 @@ class Takeover:
         cond = branches.index("cond")
         predicted = [branches.index(name) for name in layout.predicted]
         if guide.evaluates(step):
+            if isinstance(guide, Visitor):
+                evaluate = functools.partial(_batched_pair, network, args, kwargs, n, cond, predicted)
+                guide.visit(step, rows.first_input(args, kwargs), state.time, evaluate)
             output = network(*args, **kwargs)
             state.evaluated(n, n)
             parts = rows.branch_terms(output, n)
@@ -238,6 +258,8 @@ class Takeover:
                 return output
             return self._unconditional(state, network, args, kwargs)
         state.next_step(self.name)
+        if isinstance(state.guide, Visitor):
+            state.conditional = (network, *rows.moved(args, kwargs, sample, rows.timestep(args, kwargs)))
         output = network(*args, **kwargs)
         state.evaluated(1, 1)
         state.sample, state.output, state.answered = sample, output, False
@@ -251,6 +273,9 @@ class Takeover:
         state.guided_steps += 1
         state.answered = True
         if guide.evaluates(step):
+            if isinstance(guide, Visitor):
+                evaluate = functools.partial(_sequential_pair, state.conditional, (network, args, kwargs))
+                guide.visit(step, rows.first_input(args, kwargs), rows.timestep(args, kwargs), evaluate)
             own = network(*args, **kwargs)
             state.evaluated(1, 1)
             (parts,) = rows.branch_terms(own, 1)
@@ -264,7 +289,7 @@ class Takeover:
 
     def control(self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], who: Caller) -> Any:
         """A call of a ControlNet, which comes before the denoiser's call of the same step."""
-        state = self._current(who)
+        state = self._current(who, args, kwargs)
         guide = state.guide if state is not None else None
         if state is None or guide is None or not isinstance(self.layout, Batched) or not who.guidance_is_on():
             return network(*args, **kwargs)
@@ -295,9 +320,44 @@ class Takeover:
             evaluations=tuple(state.evaluations),
             seconds=state.ended - state.started,
             plan=plan if state.guided_steps else None,
-            finished=state.at_last_step,
+            finished=state.at_last_step and state.evaluations[-1] > 0,
             note=note,
         )
+
+
+def _batched_pair(
+    network: Network,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    n: int,
+    cond: int,
+    predicted: list[int],
+    sample: Any,
+    time: Any,
+) -> tuple[Term, Term]:
+    """e_c and d of a batched call, for another sample at another time."""
+    args, kwargs = rows.moved(args, kwargs, sample, time)
+    parts = rows.branch_terms(network(*args, **kwargs), n)
+    return parts[cond], tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
+
+
+def _sequential_pair(conditional: Any, unconditional: Any, sample: Any, time: Any) -> tuple[Term, Term]:
+    """The same of two calls, each with its network and arguments."""
+    pair = []
+    for network, args, kwargs in (conditional, unconditional):
+        args, kwargs = rows.moved(args, kwargs, sample, time)
+        pair += rows.branch_terms(network(*args, **kwargs), 1)
+    return pair[0], difference(pair[0], pair[1])
+
+
+def _log_snr(scheduler: Any, times: list[float]) -> tuple[float, ...] | None:
+    """The log-SNR at these times, if the scheduler lets it be known."""
+    try:
+        known = zip(map(_number, scheduler.timesteps), scheduler_log_snr(scheduler).tolist(), strict=True)
+        levels = dict(known)
+        return tuple(levels[time] for time in times)
+    except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None
 
 
 def difference(conditional: Term, unconditional: Term) -> Term:

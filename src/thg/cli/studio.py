@@ -7,30 +7,34 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thg.errors import MissingExtraError, THGError
 
 if TYPE_CHECKING:
     from thg.studio.gate import Gate
+    from thg.studio.model import Model
 
 LOOPBACK = "127.0.0.1"
 PORT = 7861
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from thg.cli.pipelines import DTYPES
+
+    parser.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
+    parser.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
     parser.add_argument(
-        "--model", default="eps", help="eps or flow (shipped), a folder, or a name on the Hugging Face hub [eps]"
+        "--dtype", choices=sorted(DTYPES), help="precision of the weights (default: float32 on the CPU)"
     )
-    parser.add_argument("--profile", help="a profile of this model, written by thg calibrate")
-    parser.add_argument("--device", help="cpu, cuda, mps ... [cuda where there is one, else cpu]")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any free one [{PORT}]")
+    parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
+    parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any free one (default: {PORT})")
     parser.add_argument(
-        "--host",
-        help="listen to other machines, too, on this address; the studio then asks for a token [this one only]",
+        "--host", help="the address to open to other machines, which are then asked for a token (default: none)"
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address and do not open it")
+    parser.set_defaults(scheduler=None)  # chosen on the page
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,21 +46,48 @@ def run(args: argparse.Namespace) -> int:
     with _listen(args.host or LOOPBACK, args.port) as listener:
         from thg.studio.app import create_app
         from thg.studio.engine import Engine
-        from thg.studio.model import load
 
-        model = load(args.model, device=args.device, dtype=args.dtype, profile=args.profile, say=_say)
-        engine = Engine(model)
+        engine = Engine(_load(args))
         engine.warm_up()
         token = secrets.token_urlsafe(16) if args.host else None
         address = _address(args.host or LOOPBACK, listener.getsockname()[1], token)
 
         def ready() -> None:
-            _say(f"{model.name} is ready: {address}  (Ctrl-C ends it)")
+            _say(f"the studio is open: {address}  (Ctrl-C closes it)")
             if not args.no_browser:
                 webbrowser.open(address)
 
         _serve(create_app(engine, host=args.host, token=token), listener, ready)
     return 0
+
+
+def _load(args: argparse.Namespace) -> Model:
+    """The pipeline with its profile, and the lines of Python that load it as it was loaded here."""
+    from thg.cli import pipelines
+    from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+    from thg.profile import Profile
+    from thg.studio.model import Model
+
+    profile = Profile.load(args.profile) if args.profile else None
+    shipped = args.model in pipelines.SHIPPED
+    _say(f"loading {'the shipped model ' if shipped else ''}{args.model} ...")
+    pipe = pipelines.load(args)
+    place, precision = str(pipe.device), str(pipe.dtype)
+    if not shipped:
+        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}).to({place!r})"
+        source = ("from diffusers import DiffusionPipeline", f"pipe = {loaded}")
+        return Model(pipe, Path(args.model).name, source, profile=profile)
+    options = "" if place == "cpu" else f", device={place!r}"
+    options += "" if precision == "torch.float32" else f", dtype={precision}"
+    return Model(
+        pipe,
+        f"shipped {args.model} model",
+        (f"pipe = thg.shipped_pipeline({args.model!r}{options})",),
+        guidance_scale=DEFAULT_GUIDANCE[args.model],
+        steps=pipelines.DEFAULT_STEPS[args.model],
+        examples=EXAMPLE_PROMPTS,
+        profile=profile,
+    )
 
 
 def _say(text: str) -> None:

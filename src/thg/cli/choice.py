@@ -1,0 +1,57 @@
+"""The --plan option: what a user may write for it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from thg.errors import PlanError
+from thg.plan import Plan
+from thg.planner import Choice, uniform
+from thg.presets import PRESETS, preset
+
+
+def add_plan_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plan",
+        default="default",
+        help="default; cfg (plain guidance); a preset of the paper "
+        f"({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them such as 70; "
+        "or a JSON file of a plan or a profile",
+    )
+
+
+def chosen_plan(text: str) -> Choice | bool:
+    """What `--plan` stands for: False is plain CFG, True the default."""
+    if text == "default":
+        return True
+    if text == "cfg":
+        return False
+    if text in PRESETS:
+        return preset(text)
+    budget = _number(text)
+    if budget is not None:
+        return uniform(nfe=budget)
+    path = Path(text)
+    if not path.is_file():
+        raise PlanError(
+            f"--plan {text!r} is neither default, cfg, a preset ({', '.join(sorted(PRESETS))}), a share such as 0.65, "
+            "a number such as 70, nor a file that is there"
+        )
+    return _from_file(path)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return None
+
+
+def _from_file(path: Path) -> Choice:
+    try:
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is not a plan: it is not a text file") from None
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None

@@ -1,0 +1,96 @@
+"""Writing results: atomically, under names that do not overwrite each other, with how they were made inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from thg import __version__
+from thg.errors import THGError
+
+
+def check_writable(path: Path) -> None:
+    """An error before the work starts, if the result could not be written after it."""
+    folder = path.parent
+    if path.is_dir():
+        raise THGError(f"{path} is a folder; write -o {path / 'picture.png'}")
+    if not folder.is_dir():
+        raise THGError(f"the folder {folder} is not there; write mkdir -p {folder} first")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise THGError(f"{path} cannot be written; choose another place with -o")
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Has `write` fill a temporary file beside the target, then moves it there in one step."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def numbered(path: Path, count: int) -> list[Path]:
+    """The path itself for one result, name-0.png, name-1.png, ... for several."""
+    return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    import diffusers
+
+    return {
+        "thg": __version__,
+        "diffusers": diffusers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:
+    """A PNG with the text chunk "thg": how it was made, as JSON. Other formats are saved without it."""
+    info = PngInfo()
+    info.add_text("thg", json.dumps(how))
+    options: dict[str, Any] = {"pnginfo": info} if path.suffix.lower() == ".png" else {}
+    write_atomically(path, lambda target: picture.save(target, **options))
+
+
+def save_sound(path: Path, sound: Any, rate: int) -> None:
+    """A WAV file of 16 bits."""
+    samples = np.asarray(torch.as_tensor(sound).float().cpu().numpy() if isinstance(sound, torch.Tensor) else sound)
+    samples = np.atleast_2d(samples.squeeze())  # (channels, length)
+
+    def write(target: Path) -> None:
+        with wave.open(str(target), "wb") as file:
+            file.setnchannels(samples.shape[0])
+            file.setsampwidth(2)
+            file.setframerate(rate)
+            file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
+
+    write_atomically(path, write)
+
+
+def save_frames(path: Path, frames: Any, fps: int = 8) -> None:
+    """An animated GIF (or WebP) of the frames of a video."""
+    pictures = [f if isinstance(f, Image.Image) else _picture(f) for f in frames]
+    write_atomically(
+        path,
+        lambda target: pictures[0].save(
+            target, save_all=True, append_images=pictures[1:], duration=1000 // fps, loop=0
+        ),
+    )
+
+
+def _picture(frame: Any) -> Image.Image:
+    values = np.asarray(frame.float().cpu().numpy() if isinstance(frame, torch.Tensor) else frame)
+    return Image.fromarray((values.clip(0, 1) * 255).round().astype("uint8"))

@@ -1,0 +1,136 @@
+"""Loading a pipeline for a command: the shipped models by name, or any supported one from a hub id or a folder."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from thg.errors import MissingExtraError, THGError
+from thg.models import DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
+
+SCHEDULERS = {
+    "ddim": "DDIMScheduler",
+    "deis": "DEISMultistepScheduler",
+    "dpm": "DPMSolverMultistepScheduler",
+    "dpm-single": "DPMSolverSinglestepScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "flow-euler": "FlowMatchEulerDiscreteScheduler",
+    "heun": "HeunDiscreteScheduler",
+    "lms": "LMSDiscreteScheduler",
+    "pndm": "PNDMScheduler",
+    "unipc": "UniPCMultistepScheduler",
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
+DEFAULT_STEPS = {"eps": 50, "flow": 28}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that loads a pipeline."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
+    group.add_argument("--scheduler", choices=sorted(SCHEDULERS), help="another scheduler than the model's own")
+    group.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
+    group.add_argument("--dtype", choices=sorted(DTYPES), help="precision of the weights (default: float32 on the CPU)")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that samples."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--steps", type=_at_least(1), help="sampler steps (default: 50, and 28 for the flow model)")
+    group.add_argument("--guidance-scale", type=float, help="w (default: the model's)")
+    group.add_argument("--negative-prompt", help="what to keep away from")
+    group.add_argument("--seed", type=int, default=0, help="seed of the first picture (default: 0)")
+    group.add_argument("--count", type=_at_least(1), default=1, help="pictures per prompt, with seeds in sequence")
+
+
+def _at_least(lowest: int) -> Any:
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {value}")
+        return value
+
+    return whole_number
+
+
+def load(args: argparse.Namespace) -> Any:
+    """The pipeline that the options ask for."""
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = DTYPES[args.dtype] if args.dtype else (torch.float16 if device.startswith("cuda") else torch.float32)
+    _check_device(device)
+    if args.model in SHIPPED:
+        pipe: Any = shipped_pipeline(args.model, device=device, dtype=dtype)
+    else:
+        pipe = _from_pretrained(args.model, dtype).to(device)
+    if args.scheduler:
+        pipe.scheduler = _scheduler(args.scheduler, pipe)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def default_steps(args: argparse.Namespace) -> int:
+    return int(args.steps or DEFAULT_STEPS.get(args.model, 50))
+
+
+def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> dict[str, Any]:
+    """The keyword arguments of the pipeline's call that the options stand for."""
+    accepted = inspect.signature(pipe.__call__).parameters
+    call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": default_steps(args)}
+    scale = args.guidance_scale if args.guidance_scale is not None else DEFAULT_GUIDANCE.get(args.model)
+    if scale is not None:
+        call["true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"] = scale
+    if args.negative_prompt is not None:
+        call["negative_prompt"] = [args.negative_prompt] * len(prompts)
+    if unknown := [name for name in call if name not in accepted]:
+        raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; this command needs a prompt-driven pipeline")
+    return call
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise THGError(f"the device {device!r} cannot be used ({reason}); write --device cpu") from None
+
+
+def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
+    try:
+        from diffusers import DiffusionPipeline
+    except ImportError as error:
+        raise MissingExtraError("this command needs diffusers; write pip install 'thg[diffusers]'") from error
+    if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
+        raise THGError(f"{model} is not a diffusers pipeline: there is no model_index.json in it")
+    try:
+        return DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
+    except Exception as error:  # the hub client, safetensors and json each have errors of their own
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        raise THGError(
+            f"the model {model!r} cannot be loaded ({reason}); --model takes eps, flow, the hub id of a pipeline, "
+            "or a folder that save_pretrained wrote"
+        ) from error
+
+
+def _scheduler(name: str, pipe: Any) -> Any:
+    import diffusers
+
+    flow = "FlowMatch" in type(pipe.scheduler).__name__
+    extra = (
+        {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+        if flow and name in ("dpm", "unipc", "deis")
+        else {}
+    )
+    if flow and not extra and name not in ("flow-euler", "heun"):
+        raise THGError(
+            f"the scheduler {name!r} does not work with {type(pipe).__name__}, which predicts a flow; it takes "
+            "flow-euler, dpm, unipc or deis"
+        )
+    if not flow and name == "flow-euler":
+        raise THGError(f"the scheduler 'flow-euler' does not work with {type(pipe).__name__}, which predicts noise")
+    cls = getattr(diffusers, "FlowMatchHeunDiscreteScheduler" if flow and name == "heun" else SCHEDULERS[name])
+    return cls.from_config(pipe.scheduler.config, **extra)

@@ -1,0 +1,68 @@
+"""One seeded run of a pipeline, and what it has cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from thg.adapter import Summary, disable, enable, summary
+from thg.errors import THGError
+from thg.planner import Choice
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a run has made. kind: "image", "audio" or "video"; items: one per prompt."""
+
+    kind: str
+    items: list[Any]
+    seconds: float
+    nfe: int
+    cfg_nfe: int
+    summary: Summary | None
+
+
+def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> Sampled:
+    """Runs the pipeline with one seed per prompt. plan=False is plain CFG; True the default plan."""
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    plain = plan is False
+    if plain:
+        disable(pipe)
+    else:
+        enable(pipe, None if plan is True else plan)  # type: ignore[arg-type]
+    start = time.perf_counter()
+    try:
+        output = pipe(**call, generator=generators)
+        seconds = time.perf_counter() - start
+        report = None if plain else summary(pipe)
+    finally:
+        disable(pipe)
+    kind, items = _items(output)
+    steps = int(call["num_inference_steps"])
+    nfe = 2 * steps if report is None else report.nfe
+    return Sampled(kind, items, seconds, nfe, 2 * steps if report is None else report.cfg_nfe, report)
+
+
+def _items(output: Any) -> tuple[str, list[Any]]:
+    for kind, name in (("image", "images"), ("audio", "audios"), ("video", "frames")):
+        value = getattr(output, name, None)
+        if value is not None:
+            return kind, list(value)
+    raise THGError(f"this command cannot show what {type(output).__name__} holds")
+
+
+def psnr(picture: Image.Image, reference: Image.Image) -> float:
+    """Peak signal-to-noise ratio in dB between two pictures of 8 bits; infinite for equal ones."""
+    a, b = (np.asarray(p, dtype=np.float64) for p in (picture, reference))
+    error = float(np.mean((a - b) ** 2))
+    return float("inf") if error == 0 else 10 * np.log10(255**2 / error)
+
+
+def mean_psnr(pictures: list[Image.Image], references: list[Image.Image]) -> float:
+    """The mean over pictures; those that are equal to the last bit count as 100 dB."""
+    return float(np.mean([min(psnr(a, b), 100.0) for a, b in zip(pictures, references, strict=True)]))
