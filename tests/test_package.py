@@ -18,7 +18,7 @@ LAYERS = [
     {"network", "solvers", "plan", "hare", "mixture"},
     {"guide", "presets"},
     {"integrate", "richardson"},
-    {"planner", "optimal", "profile", "adaptive"},
+    {"planner", "optimal", "profile", "profile_planner", "adaptive"},
     {"adapter"},
     {"calibrate", "models", "plots"},
     {"bench"},
@@ -58,7 +58,7 @@ def test_import_direction():
 
 
 def test_the_core_imports_torch_and_numpy_only():
-    allowed = {*sys.stdlib_module_names, "thg", "torch", "numpy"}
+    allowed = {*sys.stdlib_module_names, "thg", "torch", "numpy", "safetensors"}
     wrong = [
         f"{path.relative_to(SOURCE)} imports {name}"
         for path, layer in _modules()

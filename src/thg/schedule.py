@@ -370,6 +370,12 @@ def scheduler_class(scheduler: Any, known: Sequence[str] = _READABLE) -> str | N
     return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
 
 
+def adds_noise(scheduler: Any) -> bool:
+    """Does this diffusers scheduler draw fresh noise at every step?"""
+    algorithm = getattr(getattr(scheduler, "config", None), "algorithm_type", None) or ""
+    return scheduler_class(scheduler, tuple(_NOISY)) is not None or str(algorithm).startswith("sde-")
+
+
 def scheduler_log_snr(scheduler: Any) -> Array:
     """log(alpha^2 / sigma^2) at each of `scheduler.timesteps`; works for every scheduler that has a noise level.
 
@@ -454,7 +460,7 @@ def _from_alphas(cls: type[Schedule], scheduler: Any) -> Schedule:
         landings=landings,
         curve=curve,
         curve_times=(*map(float, times), float(curve.time_of(last.sigma / last.alpha))),
-        prediction=_prediction(scheduler),
+        prediction=prediction_of(scheduler),
     )
 
 
@@ -464,7 +470,7 @@ def _from_sigmas(cls: type[Schedule], scheduler: Any, exploding: bool) -> Schedu
     sigmas = _float64(scheduler.sigmas)[: len(times) + 1]
     curve: NoiseCurve
     if _is_flow(scheduler):
-        if _prediction(scheduler) == "v_prediction":
+        if prediction_of(scheduler) == "v_prediction":
             raise ScheduleError("v_prediction is not defined on flow sigmas; set prediction_type='flow_prediction'")
         curve = FlowCurve(float(scheduler.config.num_train_timesteps))
         alpha, sigma = 1 - sigmas, sigmas
@@ -478,7 +484,7 @@ def _from_sigmas(cls: type[Schedule], scheduler: Any, exploding: bool) -> Schedu
     nodes = tuple(
         Node(float(i), t, float(a), float(s)) for i, (t, a, s) in enumerate(zip(times, alpha, sigma, strict=True))
     )
-    return cls(nodes, nodes[1:], curve, tuple(curve_times.tolist()), _prediction(scheduler), exploding)
+    return cls(nodes, nodes[1:], curve, tuple(curve_times.tolist()), prediction_of(scheduler), exploding)
 
 
 def _is_flow(scheduler: Any) -> bool:
@@ -487,7 +493,8 @@ def _is_flow(scheduler: Any) -> bool:
     )
 
 
-def _prediction(scheduler: Any) -> Prediction:
+def prediction_of(scheduler: Any) -> Prediction:
+    """What the network of a diffusers scheduler predicts."""
     given = getattr(scheduler.config, "prediction_type", "flow")
     known: dict[str, Prediction] = {
         "epsilon": "epsilon",

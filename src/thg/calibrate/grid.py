@@ -1,0 +1,82 @@
+"""The time grid of a pipeline's run in terms of noise, as its scheduler tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thg.errors import ScheduleError
+from thg.guide import Run
+from thg.profile_planner import noise_share
+from thg.schedule import Prediction, Schedule, adds_noise, prediction_of
+from thg.solvers import solver_like
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseGrid:
+    """noise: sigma / (alpha + sigma) at the N distinct times of a run and at its end. middle: halfway in time.
+
+    order: p of the solver; of solvers above order 2 the first two orders count.
+    """
+
+    noise: Array
+    middle: Array
+    prediction: Prediction
+    order: int
+
+    @classmethod
+    def of(cls, scheduler: Any, run: Run) -> NoiseGrid:
+        if adds_noise(scheduler):
+            Schedule.from_diffusers(scheduler)  # its error says what to write instead
+        count = len(set(run.positions))
+        try:
+            schedule: Schedule | None = Schedule.from_diffusers(scheduler)
+        except ScheduleError:
+            schedule = None
+        if schedule is not None and schedule.steps == count:
+            noise = noise_share(schedule.log_snr)
+            middle = noise_share([schedule.node(i + 0.5).log_snr for i in range(count - 1)])
+        else:
+            noise = np.append(_noise_of_calls(run), 0.0)
+            middle = (noise[:-2] + noise[1:-1]) / 2
+        return cls(noise, middle, prediction_of(scheduler), _order_of(scheduler))
+
+    @property
+    def steps(self) -> int:
+        return len(self.noise) - 1
+
+    def midpoint_weights(self, step: int) -> tuple[float, float]:
+        """(p, q): the state at the midpoint of a step is p * (state at its start) + q * (state at its end).
+
+        A first-order step holds the output, so the states on its way lie on a line: in sigma for the flow state
+        (1-s) x0 + s eps, and the network of any other model sees that state divided by hypot(s, 1-s).
+        """
+        start, middle, end = self.noise[step], self.middle[step], self.noise[step + 1]
+        share = (middle - start) / (end - start)
+        if self.prediction == "flow":
+            return float(1 - share), float(share)
+        size = np.hypot([start, middle, end], [1 - start, 1 - middle, 1 - end])
+        return float((1 - share) * size[0] / size[1]), float(share * size[2] / size[1])
+
+
+def _noise_of_calls(run: Run) -> Array:
+    if run.log_snr is None:
+        raise ScheduleError(
+            "the noise levels of this pipeline's scheduler are not known, so nothing can be calibrated; write "
+            "pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)"
+        )
+    levels = dict(zip(run.positions, noise_share(run.log_snr), strict=True))
+    return np.array([levels[position] for position in sorted(levels)])
+
+
+def _order_of(scheduler: Any) -> int:
+    try:
+        return min(solver_like(scheduler).order, 2)
+    except ScheduleError:
+        order: Any = getattr(scheduler.config, "solver_order", None) or getattr(scheduler, "order", 1)
+        return min(int(order), 2)

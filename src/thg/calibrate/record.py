@@ -1,0 +1,194 @@
+"""Guides that measure: they ride along in a plain CFG run and change nothing in it.
+
+`Recorder` evaluates the pair (e_c, d) once more at the midpoint of each step: Algorithm 3 in its short form. Where the
+solver continues a line or a constant through its last outputs, the difference between one step and two half steps is a
+factor of the schedule times the error of that continuation at the midpoint; the factor is the same for the tortoise and
+the hare, and with the first-order solver this is exact.
+
+The midpoint state is taken from the states that the network sees before and after the step. So the pipeline's own
+solver and its own packing of latents are in it, and nothing of a pipeline's loop has to be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thg.calibrate.grid import NoiseGrid
+from thg.errors import NonFiniteError, UnsupportedPipelineError
+from thg.guide import Run, Term
+
+Array = NDArray[np.float64]
+Evaluate = Callable[[Any, Any], tuple[Term, Term]]
+
+
+class Recorder:
+    """Measures one run of a batch. `measured` holds one row per sample when the run has ended."""
+
+    plan = None
+
+    def __init__(self, run: Run, grid: NoiseGrid, batch: int) -> None:
+        self._run, self._grid, self._batch = run, grid, batch
+        self._place = -1  # on the grid of distinct times
+        self._input: Any = None  # what the network saw at the last time
+        self._time: Any = None
+        self._conditional: list[Tensor] = []  # e_c of the last two times, one row per sample
+        self._terms: list[Tensor] = []  # d of all times
+        self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
+        self._times: list[float] = []
+
+    def evaluates(self, step: int) -> bool:
+        return True
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        raise AssertionError("a recorder evaluates each step")
+
+    def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
+        """The network is about to be called: at a new time, look at the midpoint between the last time and this one."""
+        if not self._repeats(step):
+            if self._place >= 0:
+                p, q = self._grid.midpoint_weights(self._place)
+                conditional, term = evaluate(combined(self._input, sample, p, q), halfway(self._time, time))
+                self._compare(self._rows(conditional, sample), self._rows(term, sample))
+            self._place += 1
+        self._input, self._time = sample, time
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        e_c, d = self._rows(conditional, self._input), self._rows(term, self._input)
+        if len(self._terms) > self._place:  # another call at the same time (Heun, PLMS): the later one counts
+            self._conditional.pop()
+            self._terms.pop()
+            if self._place > 0:
+                self._norms["tortoise_rate"].pop()
+                self._norms["hare_rate"].pop()
+        else:
+            self._times.append(self._time_of(step))
+        if self._place > 0:
+            apart = abs(self._times[-1] - self._times[-2]) or 1.0
+            self._norms["tortoise_rate"].append((e_c - self._conditional[-1]).norm(dim=1) / apart)
+            self._norms["hare_rate"].append((d - self._terms[-1]).norm(dim=1) / apart)
+        self._conditional = [*self._conditional[-1:], e_c]
+        self._terms.append(d)
+        return None
+
+    def measured(self) -> dict[str, Array]:
+        """Per sample: the norms of each step but the last, and the Gram matrix of the guidance terms."""
+        if len(self._terms) != self._grid.steps:
+            raise UnsupportedPipelineError(
+                f"guidance was on at {len(self._terms)} of {self._grid.steps} time steps, and calibration needs all of "
+                "them; set guidance_scale above 1, and no interval or cut-off of the pipeline's own"
+            )
+        d = torch.stack(self._terms, dim=1).to("cpu", torch.float64)
+        rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
+        rows["gram"] = torch.bmm(d, d.transpose(1, 2)).numpy()
+        for name, values in rows.items():
+            if not np.isfinite(values).all():
+                raise NonFiniteError(
+                    f"the network's outputs hold NaN or infinity (seen in {name}); nothing was measured"
+                )
+        return rows
+
+    @property
+    def times(self) -> Array:
+        return np.array(self._times)
+
+    def _repeats(self, step: int) -> bool:
+        return step > 0 and self._run.positions[step] == self._run.positions[step - 1]
+
+    def _time_of(self, step: int) -> float:
+        return self._run.times[step] if self._run.times is not None else float(-step)
+
+    def _compare(self, e_c: Tensor, d: Tensor) -> None:
+        """|| e_c(x_m) - its continuation || and the same for d."""
+        self._norms["tortoise"].append((e_c - self._continued(self._conditional)).norm(dim=1))
+        self._norms["hare"].append((d - self._continued(self._terms)).norm(dim=1))
+
+    def _continued(self, history: list[Tensor]) -> Tensor:
+        """What a solver of this order takes for the output at the midpoint."""
+        if self._grid.order == 1 or len(history) < 2:
+            return history[-1]
+        before, start = self._grid.noise[self._place - 1], self._grid.noise[self._place]
+        slope = (self._grid.middle[self._place] - start) / (start - before)
+        return history[-1].lerp(history[-2], -float(slope))
+
+    def _rows(self, term: Term, sample: Any) -> Tensor:
+        return rows_of(term, sample, self._batch)
+
+
+class Held:
+    """Plain CFG, but for one step that uses the term of the step before.
+
+    `states`: what the network saw at the watched places of the grid.
+    """
+
+    plan = None
+
+    def __init__(self, run: Run, held: int | None, watched: tuple[int, ...], batch: int) -> None:
+        self._run, self._held, self._batch = run, held, batch
+        self._watched = watched
+        self._last: Term | None = None
+        self.states: dict[int, Tensor] = {}
+
+    def evaluates(self, step: int) -> bool:
+        return True
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        raise AssertionError("this guide evaluates each step")
+
+    def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
+        place = int(self._run.positions[step])
+        if place in self._watched:
+            tensors = tuple(sample) if isinstance(sample, list) else (sample,)
+            self.states[place] = rows_of(tensors, sample, self._batch, both=True)
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        if int(self._run.positions[step]) == self._held:
+            return self._last
+        self._last = term
+        return None
+
+
+# -- tensors of any pipeline, as one row per sample
+
+
+def combined(start: Any, end: Any, p: float, q: float) -> Any:
+    """p * start + q * end; what does not change along the run (masks, images to edit) stays as it is."""
+    if isinstance(start, list):
+        return [combined(a, b, p, q) for a, b in zip(start, end, strict=True)]
+    return torch.where(start == end, start, (p * start.float() + q * end.float()).to(start.dtype))
+
+
+def halfway(start: Any, end: Any) -> Any:
+    """The time in the middle, in whatever units and type the network takes it; whole times stay whole if they can."""
+    if not isinstance(start, Tensor):
+        return (start + end) / 2
+    total = start + end
+    if total.is_floating_point():
+        return total / 2
+    return total // 2 if bool((total % 2 == 0).all()) else total / 2
+
+
+def rows_of(term: Term, sample: Any, batch: int, both: bool = False) -> Tensor:
+    """The tensors of a network's output as one row of numbers per sample.
+
+    both: these are inputs that may hold several branches of the same samples; the first is taken.
+    """
+    if isinstance(sample, list):  # one tensor per sample
+        flat = [value.float().flatten() for value in (term[:batch] if both else term)]
+        return torch.stack([torch.cat(flat[i::batch]) for i in range(batch)])
+    parts = []
+    for value in term:
+        if value.shape[0] % batch or (not both and value.shape[0] != batch):
+            raise UnsupportedPipelineError(
+                f"the network gave {value.shape[0]} rows for {batch} prompts; thg cannot tell which belong to which "
+                "sample. Calibrate with batch_size=1"
+            )
+        if value.ndim > 2 and sample.ndim == value.ndim and value.shape[1] == 2 * sample.shape[1]:
+            value = value[:, : sample.shape[1]]  # the other half is a learned variance
+        parts.append(value[:batch].float().flatten(1))
+    return torch.cat(parts, dim=1)

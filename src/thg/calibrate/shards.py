@@ -1,0 +1,98 @@
+"""What has been measured so far: one file per finished batch, so that a killed calibration goes on where it was.
+
+A file holds one row per sample, and the sums are made of the rows of all files in the order of the samples; so neither
+the batch size nor the number of processes has a say in the result. Without a folder the rows are kept in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from thg.errors import ProfileError
+from thg.profile import write_atomically
+
+Array = NDArray[np.float64]
+Rows = dict[str, Array]
+
+
+class Shards:
+    """The measured rows of a calibration, in memory or in a folder."""
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any], date: str) -> None:
+        """settings: all that the rows depend on; a folder of other settings is refused. date: of the first start."""
+        self.folder = folder
+        self.date = date
+        self._memory: list[tuple[str, dict[str, Any]]] = []
+        if folder is not None:
+            self.date = _claim(folder, settings, date)
+
+    def add(self, kind: str, samples: Sequence[int], rows: Rows) -> None:
+        """The rows of these samples are done."""
+        content = {"index": np.asarray(samples, dtype=np.int64), **rows}
+        if self.folder is None:
+            self._memory.append((kind, content))
+            return
+        data = {name: np.ascontiguousarray(values) for name, values in content.items()}
+        write_atomically(self.folder / f"{kind}-{samples[0]:06d}-{samples[-1]:06d}.safetensors", save(data))
+
+    def done(self, kind: str) -> set[int]:
+        """The samples that need no more measuring."""
+        return {int(i) for content in self._read(kind) for i in content["index"]}
+
+    def rows(self, kind: str) -> Rows:
+        """All rows, in the order of the samples."""
+        contents = self._read(kind)
+        if not contents:
+            return {}
+        index = np.concatenate([content["index"] for content in contents])
+        _, order = np.unique(index, return_index=True)  # a sample that two files hold counts once
+        return {
+            name: np.concatenate([content[name] for content in contents])[order]
+            for name in contents[0]
+            if name != "index"
+        }
+
+    def _read(self, kind: str) -> list[dict[str, Any]]:
+        if self.folder is None:
+            return [content for own, content in self._memory if own == kind]
+        contents = []
+        for path in sorted(self.folder.glob(f"{kind}-*.safetensors")):
+            try:
+                contents.append(dict(load(path.read_bytes())))
+            except (OSError, SafetensorError) as error:
+                raise ProfileError(
+                    f"{path} cannot be read ({error}); remove it, and its samples are measured again"
+                ) from None
+        return contents
+
+
+def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
+    """Makes the folder, or checks that what it holds is of the same settings. Returns the date of the first start."""
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+    manifest = folder / "calibration.json"
+    try:
+        known = json.loads(manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise ProfileError(f"{folder} is not empty and holds no calibration; choose another folder") from None
+        known = {"key": key, "date": date, "settings": dict(settings)}
+        write_atomically(manifest, json.dumps(known, default=str, indent=1).encode())
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"{manifest} cannot be read ({error}); remove the folder to start again") from None
+    if not isinstance(known, dict) or known.get("key") != key:
+        before = known.get("settings", {}) if isinstance(known, dict) else {}
+        differs = sorted(name for name in settings if str(before.get(name)) != str(settings[name]))
+        raise ProfileError(
+            f"{folder} holds a calibration with another {' and '.join(differs) or 'configuration'}; choose another "
+            "folder, or remove this one"
+        )
+    return str(known["date"])
