@@ -1,0 +1,163 @@
+"""Other people's accelerators, as outside programs: their own public API, their own defaults unless the config says
+otherwise, and what they evaluated counted by us (in network evaluations, by the work in the network's layers).
+
+They are optional: one that is not installed, or that does not support the pipeline, is left out with the reason.
+Because they leave out parts of the network and not whole evaluations, they take no exact budget.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from thg.bench.methods import Counted, Pilot, Policy, counted_work
+from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
+
+
+class OutsideError(THGError):
+    """An outside program that is not there or that failed on this pipeline; its row in the table stays empty."""
+
+
+@dataclass(frozen=True)
+class Outside(Policy):
+    """An outside program. `nfe` is counted on the pilot, in a run of its own, so that counting slows no timed run."""
+
+    nfe: float | None = None
+
+    @contextmanager
+    @abstractmethod
+    def switched_on(self, pipe: Any) -> Iterator[None]:
+        """The program on the pipeline, for the length of a block."""
+        yield
+
+    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+        if "nfe" in known:
+            return replace(self, nfe=known["nfe"]), dict(known)
+        with counted_work(pilot.pipe) as work:
+            pilot.run()
+        plain = work.count
+        try:
+            with self.switched_on(pilot.pipe), counted_work(pilot.pipe) as work:
+                pilot.run()
+        except THGError as error:
+            raise OutsideError(str(error)) from error
+        except Exception as error:  # it is not our program: whatever it raises, the other methods go on
+            reason = " ".join(str(error).split())[:200]
+            raise OutsideError(
+                f"{type(self).__name__} fails on {type(pilot.pipe).__name__} ({type(error).__name__}: {reason})"
+            ) from error
+        nfe = 2 * pilot.steps * work.count / plain
+        return replace(self, nfe=nfe), {"nfe": nfe}
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        if self.nfe is None:
+            raise OutsideError(f"{type(self).__name__} was not prepared")
+        nfe = self.nfe
+        with self.switched_on(pipe):
+            yield lambda size: [nfe] * size
+
+
+@dataclass(frozen=True)
+class DeepCache(Outside):
+    """Ma et al., DeepCache, 2024: keeps deep features of a UNet and runs its outer layers alone between full steps."""
+
+    interval: int = 3
+    branch: int = 0
+    paper = "Ma et al., DeepCache, 2024 (package DeepCache)"
+
+    @contextmanager
+    def switched_on(self, pipe: Any) -> Iterator[None]:
+        if getattr(pipe, "unet", None) is None:
+            raise UnsupportedPipelineError(f"DeepCache works on UNets; {type(pipe).__name__} has none")
+        helper = _module("DeepCache").DeepCacheSDHelper(pipe=pipe)
+        helper.set_params(cache_interval=self.interval, cache_branch_id=self.branch)
+        helper.enable()
+        try:
+            yield
+        finally:
+            helper.disable()
+
+
+@dataclass(frozen=True)
+class FasterCache(Outside):
+    """Lv et al., FasterCache, 2024, as diffusers ships it: CFG-Cache together with skipped attention."""
+
+    uncond_interval: int = 5
+    attention_interval: int = 2
+    paper = "Lv et al., FasterCache, 2024 (diffusers.apply_faster_cache)"
+
+    @contextmanager
+    def switched_on(self, pipe: Any) -> Iterator[None]:
+        transformer = getattr(pipe, "transformer", None)
+        if transformer is None:
+            raise UnsupportedPipelineError(
+                f"FasterCache of diffusers works on transformers; {type(pipe).__name__} has a UNet"
+            )
+        hooks = _module("diffusers.hooks")
+        config = hooks.FasterCacheConfig(
+            spatial_attention_block_skip_range=self.attention_interval,
+            unconditional_batch_skip_range=self.uncond_interval,
+            attention_weight_callback=lambda _: 0.3,  # the value of diffusers' own example
+            current_timestep_callback=lambda: float(_current_time(pipe)),
+            tensor_format="BCHW",
+        )
+        logger = logging.getLogger("diffusers.hooks.faster_cache")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns on each use that it is experimental
+        transformer.enable_cache(config)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            transformer.disable_cache()
+
+
+@dataclass(frozen=True)
+class CacheDiT(Outside):
+    """cache-dit's DBCache: skips the middle blocks of a transformer while its first blocks' residual hardly changes."""
+
+    first_blocks: int = 1
+    last_blocks: int = 0
+    threshold: float = 0.08
+    warmup: int = 8
+    paper = "cache-dit, DBCache (package cache-dit)"
+
+    @contextmanager
+    def switched_on(self, pipe: Any) -> Iterator[None]:
+        if getattr(pipe, "transformer", None) is None:
+            raise UnsupportedPipelineError(f"cache-dit works on transformers; {type(pipe).__name__} has a UNet")
+        cache_dit = _module("cache_dit")
+        config = cache_dit.DBCacheConfig(
+            Fn_compute_blocks=self.first_blocks,
+            Bn_compute_blocks=self.last_blocks,
+            residual_diff_threshold=self.threshold,
+            max_warmup_steps=self.warmup,
+        )
+        cache_dit.enable_cache(pipe, cache_config=config)
+        try:
+            yield
+        finally:
+            cache_dit.disable_cache(pipe)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.replace("_", "-").split(".")[0]
+        raise MissingExtraError(f"{package} is not installed: pip install {package}") from error
+
+
+def _current_time(pipe: Any) -> Any:
+    """The time step under way: FasterCache asks for it by a callback."""
+    time = getattr(pipe, "current_timestep", None)
+    if time is None:
+        index = pipe.scheduler.step_index
+        time = pipe.scheduler.timesteps[index or 0]
+    return time

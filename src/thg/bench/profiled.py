@@ -1,0 +1,72 @@
+"""Plans from a calibration profile: of a file, or measured on the benchmark's first prompts before the comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from thg.adapter import enabled, summary
+from thg.bench.errors import ConfigError
+from thg.bench.methods import Counted, Pilot, Policy
+from thg.errors import PlanError
+from thg.guide import Run
+from thg.plan import Plan
+
+
+@dataclass(frozen=True)
+class Calibrated(Policy):
+    """A planner of `thg.Profile`.
+
+    planner: arguments of `Profile.planner` (rho for the paper's Algorithm 2, nfe for ours).
+    profile: the file; without one, `calibrate` prompts are measured. plan: what came out of it.
+    """
+
+    planner: dict[str, Any] = field(default_factory=dict)
+    profile: Path | None = None
+    calibrate: int = 32
+    nfe: int | None = None
+    paper: str = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
+    plan: Plan | None = None
+
+    def budget(self, steps: int, guidance_scale: float) -> int | None:
+        if self.profile is not None:
+            return self._from_file(steps, guidance_scale).nfe
+        return None
+
+    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+        if "plan" in known:
+            return replace(self, plan=Plan.from_dict(known["plan"])), dict(known)
+        plan = self._from_file(pilot.steps, pilot.guidance_scale) if self.profile else self._measured(pilot)
+        if self.nfe is not None and plan.nfe != self.nfe:
+            raise PlanError(
+                f"the calibrated plan makes {plan.nfe} evaluations, but the budget is nfe={self.nfe}; leave nfe out, "
+                "or change rho"
+            )
+        return replace(self, plan=plan), {"plan": json.loads(plan.to_json())}
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        with enabled(pipe, self.plan):
+            yield lambda size: [float(summary(pipe).nfe)] * size
+
+    def _from_file(self, steps: int, guidance_scale: float) -> Plan:
+        from thg.profile import Profile
+
+        assert self.profile is not None
+        return Profile.load(self.profile).planner(**self.planner).plan(Run.of(steps, guidance_scale))
+
+    def _measured(self, pilot: Pilot) -> Plan:
+        from thg.calibrate import calibrate
+
+        if len(pilot.prompts) < self.calibrate:
+            raise ConfigError(
+                f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"
+            )
+        prompts = pilot.prompts[: self.calibrate]
+        profile = calibrate(pilot.pipe, prompts, steps=pilot.steps, guidance_scale=pilot.guidance_scale)
+        plan: Plan = profile.planner(**self.planner).plan(Run.of(pilot.steps, pilot.guidance_scale))
+        return plan
