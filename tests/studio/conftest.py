@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
+import torch
 
-pytest.importorskip("diffusers")
-pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("diffusers", reason="the studio needs diffusers")
+pytest.importorskip("fastapi", reason="the studio needs fastapi")
+uvicorn = pytest.importorskip("uvicorn", reason="the studio needs uvicorn")
+httpx = pytest.importorskip("httpx", reason="these tests speak HTTP by httpx")
 
-import torch  # noqa: E402
-from tiny import tiny_stable_diffusion  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of the import, which happens once for all tests
+    import diffusers
+    import transformers
 
-from thg.studio.app import create_app  # noqa: E402
-from thg.studio.engine import Engine  # noqa: E402
-from thg.studio.model import Model  # noqa: E402
+diffusers.utils.logging.set_verbosity(logging.ERROR)
+transformers.utils.logging.set_verbosity(logging.ERROR)
+torch.set_num_threads(1)
+
+if TYPE_CHECKING:
+    from thg.studio.engine import Engine
+    from thg.studio.model import Model
+
+HERE = Path(__file__).parent
+
+KNOWN_WARNINGS = (
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # numpy on a scheduler's tensor
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            for warning in KNOWN_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 @dataclass(frozen=True)
@@ -32,13 +54,15 @@ class Running:
     url: str
     engine: Engine
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+    def client(self, **settings: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **settings)
 
 
 @contextmanager
 def serve(engine: Engine, **settings: Any) -> Iterator[Running]:
     """The studio on a free port, in a thread."""
+    from thg.studio.app import create_app
+
     app = create_app(engine, **settings)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -63,11 +87,13 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @pytest.fixture(scope="session")
 def model() -> Model:
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    from tests.studio.tiny import tiny_stable_diffusion
+    from thg.studio.model import Model
+
     return Model(
         tiny_stable_diffusion(),
         "tiny",
-        ("from tiny import tiny_stable_diffusion", "pipe = tiny_stable_diffusion()"),
+        ("from tests.studio.tiny import tiny_stable_diffusion", "pipe = tiny_stable_diffusion()"),
         guidance_scale=5.0,
         steps=20,
         examples=("a dark coat",),
@@ -76,10 +102,14 @@ def model() -> Model:
 
 @pytest.fixture
 def engine(model: Model) -> Engine:
+    from thg.studio.engine import Engine
+
     return Engine(model)
 
 
 @pytest.fixture(scope="session")
 def studio(model: Model) -> Iterator[Running]:
+    from thg.studio.engine import Engine
+
     with serve(Engine(model)) as running:
         yield running

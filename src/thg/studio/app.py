@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -16,9 +17,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 import thg
 from thg.errors import THGError
+from thg.plan import Plan
 from thg.studio import plans, specs
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate, Receive, Scope, Send
@@ -115,13 +118,22 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
 
     @app.post("/api/plan")
     async def plan(request: specs.PlanRequest) -> dict[str, Any]:
-        return plans.for_page(request.plan, engine.plan(request))
+        chosen, note = _planned(engine, request)
+        return {**plans.for_page(request.plan, chosen), "note": note}
 
     @app.post("/api/runs")
     async def run(request: specs.RunRequest, http: Request) -> Response:
-        engine.plan(request)  # a plan that cannot be made is refused now, and not from the queue
-        job = worker.submit(lambda emit, cancelled: engine.compare(request, emit, cancelled))
+        chosen, _ = _planned(engine, request)  # a plan that cannot be made is refused now, and not from the queue
+        job = worker.submit(lambda emit, cancelled: engine.compare(request, chosen, emit, cancelled))
         return JobResponse(job, worker, http)
+
+
+def _planned(engine: Engine, request: specs.PlanRequest) -> tuple[Plan, str]:
+    """The plan, and what the planner warns of."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plan = engine.plan(request)
+    return plan, "; ".join(str(warning.message) for warning in heard if issubclass(warning.category, UserWarning))
 
 
 class JobResponse(StreamingResponse):
@@ -156,6 +168,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return JSONResponse({"message": specs.in_words(list(error.errors()))}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"message": error.detail}, error.status_code)
 
     @app.exception_handler(THGError)
     async def impossible(request: Request, error: THGError) -> Response:

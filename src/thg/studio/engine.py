@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from thg.adapter import api
-from thg.guide import Run
 from thg.plan import Plan
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
@@ -42,8 +41,8 @@ class Engine:
         self._plain: OrderedDict[str, Result] = OrderedDict()
 
     def plan(self, request: PlanRequest) -> Plan:
-        calls = self.model.calls(request.scheduler, request.steps)
-        return plans.make_plan(request.plan, Run.of(calls, request.guidance_scale), self.model.profile)
+        run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
+        return plans.make_plan(request.plan, run, self.model.profile)
 
     def warm_up(self) -> None:
         """Two steps of plain CFG, so that the first run is not slower than the others."""
@@ -52,9 +51,8 @@ class Engine:
         )
         self._side("plain", request, None, lambda name, data: None, threading.Event())
 
-    def compare(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
+    def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
         """Both sides; raises `Cancelled` at the next step once the event is set."""
-        plan = self.plan(request)
         drawn = plans.for_page(request.plan, plan)
         emit("started", {**drawn, "seeds": list(request.seeds)})
         key = request.model_dump_json(exclude={"plan"})
@@ -78,7 +76,7 @@ class Engine:
         self, side: Side, request: RunRequest, plan: Plan | None, emit: Emit, cancelled: threading.Event
     ) -> Result:
         pipe = self.model.pipe
-        calls = self.model.calls(request.scheduler, request.steps)
+        calls = self.model.run(request.scheduler, request.steps, request.guidance_scale).steps
         pipe.scheduler = self.model.scheduler(request.scheduler)
         previews = Previews(pipe)
 

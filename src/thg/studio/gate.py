@@ -14,6 +14,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from starlette.exceptions import HTTPException
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -38,12 +40,8 @@ HEADERS: Final = {
 }
 
 
-class Refusal(Exception):
+class Refusal(HTTPException):
     """A request that does not get in."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Gate:
@@ -71,7 +69,7 @@ class Gate:
                 return
             await self.app(scope, _bounded(receive, headers), _with_headers(send))
         except Refusal as refusal:
-            await _answer(send, refusal.status, str(refusal).encode())
+            await _answer(send, refusal.status_code, refusal.detail.encode())
 
     def _check(self, method: str, headers: dict[str, str]) -> None:
         host = headers.get("host", "")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
-import torch
-
 import thg
-from thg.errors import MissingExtraError, THGError
+from thg.adapter.identity import fingerprint
+from thg.errors import THGError
+from thg.guide import Run
 from thg.profile import Profile
-
-SHIPPED: Final = ("eps", "flow")
+from thg.schedule import scheduler_log_snr
 
 SCHEDULERS: Final = {
     "DDIMScheduler": "DDIM",
@@ -26,6 +24,8 @@ SCHEDULERS: Final = {
     "FlowMatchEulerDiscreteScheduler": "Euler (flow)",
 }
 """Those offered, where the model's own scheduler says that it can be exchanged for them."""
+
+Grid = tuple[tuple[float, ...], tuple[float, ...] | None]
 
 
 class Model:
@@ -40,7 +40,7 @@ class Model:
         name: str,
         source: Sequence[str],
         *,
-        guidance_scale: float = 7.5,
+        guidance_scale: float | None = None,
         steps: int = 50,
         examples: Sequence[str] = (),
         profile: Profile | None = None,
@@ -50,7 +50,7 @@ class Model:
         self.pipe = pipe
         self.name = name
         self.source = tuple(source)
-        self.guidance_scale = guidance_scale
+        self.guidance_scale = guidance_scale or _usual_guidance(pipe)
         self.steps = steps
         self.examples = tuple(examples)
         self.profile = profile
@@ -60,7 +60,7 @@ class Model:
         self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
         if "prompt" not in self.takes:
             raise THGError(f"the studio types prompts, but {type(pipe).__name__} takes none")
-        self._calls: dict[tuple[str | None, int], int] = {}
+        self._grids: dict[tuple[str | None, int], Grid] = {}
 
     def scheduler(self, name: str | None) -> Any:
         """A fresh scheduler of this class with the model's settings; None is the model's own class."""
@@ -72,17 +72,14 @@ class Model:
             return type(self.own).from_config(self.own.config)
         return next(cls for cls in self.own.compatibles if cls.__name__ == name).from_config(self.own.config)
 
-    def calls(self, scheduler: str | None, steps: int) -> int:
-        """How often a run of so many steps calls the network; more often than `steps` with Heun and PNDM."""
-        if (scheduler, steps) not in self._calls:
-            made = self.scheduler(scheduler)
-            shift = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}
-            try:
-                made.set_timesteps(steps, **shift)
-            except (ValueError, IndexError, RuntimeError) as error:
-                raise THGError(f"{type(made).__name__} cannot run {steps} steps: {error}") from error
-            self._calls[scheduler, steps] = len(made.timesteps)
-        return self._calls[scheduler, steps]
+    def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
+        """What is known of a run before it starts; Heun and PNDM call the network more often than `steps`."""
+        if (scheduler, steps) not in self._grids:
+            self._grids[scheduler, steps] = _grid(self.scheduler(scheduler), steps)
+        times, log_snr = self._grids[scheduler, steps]
+        order = {time: float(i) for i, time in enumerate(dict.fromkeys(times))}
+        positions = tuple(order[time] for time in times)
+        return Run(len(times), positions, guidance_scale, log_snr, times, fingerprint(self.pipe))
 
     def negative(self, text: str) -> str | None:
         """The negative prompt to pass on, or None for none; `true_cfg_scale` has no effect without one."""
@@ -114,51 +111,18 @@ def _fitting(own: Any) -> dict[str, str]:
     return {name: SCHEDULERS.get(name, name.removesuffix("Scheduler")), **others}
 
 
-def load(
-    name: str,
-    *,
-    device: str | None = None,
-    dtype: str = "float32",
-    profile: str | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Model:
-    """Loads a shipped model ("eps", "flow"), a folder, or a model of the Hugging Face hub; and a profile of it."""
-    measured = None if profile is None else Profile.load(profile)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if name in SHIPPED:
-        say(f"loading the shipped model {name!r} onto {device} ...")
-        return _shipped(name, device, dtype, measured)
-    say(f"loading {name} onto {device} ...")
+def _grid(scheduler: Any, steps: int) -> Grid:
+    """The times of a run, and the log-SNR at each where the scheduler lets it be known."""
+    shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     try:
-        from diffusers import DiffusionPipeline
-    except ImportError as error:
-        raise MissingExtraError("the studio needs diffusers; write pip install 'thg[studio]'") from error
+        scheduler.set_timesteps(steps, **shift)
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
     try:
-        pipe = DiffusionPipeline.from_pretrained(name, torch_dtype=getattr(torch, dtype)).to(device)
-    except (OSError, ValueError) as error:
-        raise THGError(f"cannot load {name!r}: {' '.join(str(error).split())[:300]}") from error
-    source = (
-        "from diffusers import DiffusionPipeline",
-        f"pipe = DiffusionPipeline.from_pretrained({name!r}, torch_dtype=torch.{dtype}).to({device!r})",
-    )
-    return Model(pipe, Path(name).name, source, guidance_scale=_usual_guidance(pipe), profile=measured)
-
-
-def _shipped(name: str, device: str, dtype: str, profile: Profile | None) -> Model:
-    from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS, shipped_pipeline
-
-    pipe = shipped_pipeline(name, device=device, dtype=getattr(torch, dtype))  # type: ignore[arg-type]
-    kind = {"eps": "Stable Diffusion, tiny", "flow": "Stable Diffusion 3, tiny"}[name]
-    settings = "" if device == "cpu" else f", device={device!r}"
-    settings += "" if dtype == "float32" else f", dtype=torch.{dtype}"
-    return Model(
-        pipe,
-        f"{kind} (shipped)",
-        (f"pipe = thg.shipped_pipeline({name!r}{settings})",),
-        guidance_scale=DEFAULT_GUIDANCE[name],  # type: ignore[index]
-        examples=EXAMPLE_PROMPTS,
-        profile=profile,
-    )
+        levels: tuple[float, ...] | None = tuple(scheduler_log_snr(scheduler).tolist())
+    except THGError:
+        levels = None
+    return tuple(float(time) for time in scheduler.timesteps), levels
 
 
 def _usual_guidance(pipe: Any) -> float:

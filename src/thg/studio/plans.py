@@ -15,7 +15,7 @@ from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec
 
 
 def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
-    """The plan for a run of which the number of network calls is known."""
+    """The plan of a run."""
     return _planner(spec, run.steps, profile).plan(run)
 
 
@@ -25,10 +25,20 @@ def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
     if isinstance(spec, PaperSpec):
         return Fixed(preset(spec.preset))
     if isinstance(spec, CustomSpec):
-        return Fixed(Plan(calls, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order))
+        return Fixed(_stretched(spec, calls))
     if profile is None:
         raise PlanError("this studio has no profile of its model; start it with --profile, or choose another plan")
     return profile.planner(nfe=spec.nfe, rho=spec.rho)
+
+
+def _stretched(spec: CustomSpec, calls: int) -> Plan:
+    """The grid as it is, or with every step moved to where it stands in a run of another length."""
+    drawn = Plan(spec.of, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order)
+    if calls == drawn.steps:
+        return drawn
+    coarse = sorted({index * calls // drawn.steps for index in drawn.coarse})
+    cutoff = max(1, round(drawn.end_of_guidance * calls / drawn.steps))
+    return Plan(calls, tuple(coarse), cutoff, spec.boost, spec.hare_order)
 
 
 def as_python(spec: PlanSpec, plan: Plan) -> str:

@@ -54,9 +54,10 @@ class ProfileSpec(Strict):
 
 
 class CustomSpec(Strict):
-    """A grid edited by hand."""
+    """A grid edited by hand, for a run of `of` network calls; it is stretched where the run has another length."""
 
     kind: Literal["custom"]
+    of: int = Field(ge=1, le=MAX_CALLS)
     coarse: list[int] = Field(min_length=1, max_length=MAX_CALLS)
     cutoff: int | None = Field(default=None, ge=1, le=MAX_CALLS)
     boost: float = Field(default=1.0, gt=0, le=4)

@@ -40,13 +40,15 @@ export class Budget {
       this.plan = null;
       $("strip").classList.add("stale");
       $("plan-error").textContent = error.message;
+      $("plan-error").classList.remove("note");
       this.drawn(null);
     }
   }
 
   #draw(plan) {
     $("strip").classList.remove("stale");
-    $("plan-error").textContent = "";
+    $("plan-error").textContent = plan.note;
+    $("plan-error").classList.add("note");
     $("nfe").textContent = plan.nfe;
     $("cfg-nfe").textContent = `of ${plan.cfg_nfe}`;
     $("saved").textContent = `${Math.round(100 * (1 - plan.nfe / plan.cfg_nfe))} %`;

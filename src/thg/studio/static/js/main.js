@@ -7,7 +7,7 @@ import { Form } from "./form.js";
 import { History } from "./history.js";
 import { received } from "./media.js";
 import { ProfileTab } from "./profile.js";
-import { fromLink, rescaled, startingFrom, toLink } from "./settings.js";
+import { fromLink, startingFrom, toLink } from "./settings.js";
 import { Stage } from "./stage.js";
 import { wireTabs } from "./tabs.js";
 
@@ -54,7 +54,7 @@ class Page {
     const share = $("budget").value / 100;
     if (kind === "default") this.settings.plan = { kind, nfe: share, hare_order: 2 };
     if (kind === "profile") this.settings.plan = { kind, nfe: share };
-    if (kind === "custom") this.settings.plan = { kind, ...(plan ? gridOf(plan) : { coarse: [0], hare_order: 2 }) };
+    if (kind === "custom") this.settings.plan = { kind, ...(plan ? gridOf(plan) : { of: this.settings.steps, coarse: [0], hare_order: 2 }) };
     if (kind === "paper") {
       this.settings.plan = { kind, preset: this.form.preset.name };
       this.settings.steps = this.form.preset.steps;
@@ -80,28 +80,17 @@ class Page {
   }
 
   async replan() {
-    const { plan } = this.settings;
-    const before = this.budget.plan?.calls;
-    if (plan.kind === "custom" && before) await this.fitGrid(before);
     await this.budget.refresh(this.settings);
     if ($("live").checked && this.budget.plan) this.runSoon();
   }
 
-  // A grid edited by hand follows when the number of network calls changes; a full grid tells that number.
-  async fitGrid(before) {
-    const { steps, scheduler } = this.settings;
-    if (this.fitted?.steps === steps && this.fitted?.scheduler === scheduler) return;
-    const asked = { ...this.settings, plan: { kind: "default", nfe: 1 } };
-    await this.budget.refresh(asked);
-    const calls = this.budget.plan?.calls;
-    if (calls && calls !== before) this.settings.plan = rescaled(this.settings.plan, before, calls);
-    this.fitted = { steps, scheduler };
-    this.linked();
-  }
-
   planned(plan) {
     $("generate").disabled = !plan;
-    if (plan) this.fitted = { steps: this.settings.steps, scheduler: this.settings.scheduler };
+    if (plan && this.settings.plan.kind === "custom" && this.settings.plan.of !== plan.calls) {
+      this.settings.plan = { kind: "custom", ...gridOf(plan) }; // the server has stretched it to the new length
+      this.form.showPlan();
+      this.linked();
+    }
   }
 
   useRho(rho) {
@@ -133,7 +122,6 @@ class Page {
 
   recall(result) {
     Object.assign(this.settings, structuredClone(result.settings));
-    this.fitted = null;
     this.form.show();
     this.linked();
     this.budget.refresh(this.settings);
@@ -201,7 +189,7 @@ class Page {
 }
 
 const gridOf = ({ plan }) => ({
-  coarse: plan.coarse, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order,
+  of: plan.steps, coarse: plan.coarse, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order,
 });
 
 function say(text, bad = false) {

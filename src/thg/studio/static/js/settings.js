@@ -19,7 +19,7 @@ const PLAN = {
   default: ["nfe", "hare_order"],
   paper: ["preset"],
   profile: ["rho", "nfe"],
-  custom: ["coarse", "cutoff", "boost", "hare_order"],
+  custom: ["of", "coarse", "cutoff", "boost", "hare_order"],
 };
 
 export function toLink(settings) {
@@ -62,13 +62,3 @@ export function fromLink(hash, defaults) {
 }
 
 export const planPart = ({ steps, scheduler, guidance_scale, plan }) => ({ steps, scheduler, guidance_scale, plan });
-
-// A grid edited by hand, carried over to a run with another number of network calls.
-export function rescaled(plan, from, to) {
-  const moved = (index) => Math.min(to - 1, Math.round((index * to) / from));
-  return {
-    ...plan,
-    coarse: [...new Set(plan.coarse.map(moved))],
-    cutoff: plan.cutoff ? Math.max(1, Math.min(to, Math.round((plan.cutoff * to) / from))) : null,
-  };
-}

@@ -45,11 +45,11 @@ class Pane {
   done(side, prompt) {
     this.empty.hidden = true;
     this.progress.value = 1;
-    this.count.textContent = side.remembered ? "from the run before" : "done";
+    this.count.textContent = side.remembered ? "reused" : "done";
     this.tiles.show(side.items, `${LABELS[this.side]}: ${prompt}`);
     this.number("nfe", String(side.nfe));
     this.number("seconds", side.seconds.toFixed(2));
-    if (this.side === "plain") this.number("psnr", small("the reference"));
+    if (this.side === "plain") this.number("psnr", small("reference"));
   }
 
   psnr(values, items, prompt) {

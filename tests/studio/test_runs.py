@@ -1,0 +1,178 @@
+"""Runs over a real socket: what comes, in which order, and that it is what thg makes without the studio."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import thg
+from tests.studio.conftest import serve, until
+from tests.studio.wishes import events, finished, run_wish
+from thg.studio.engine import Engine
+
+
+def picture(item: dict) -> np.ndarray:
+    assert item["kind"] == "image"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(item["files"][0]))))
+
+
+def pixels(pipe, plan=None, seed=3, steps=6) -> np.ndarray:
+    """The same picture without the studio."""
+
+    def call() -> np.ndarray:
+        generator = torch.Generator().manual_seed(seed)
+        made = pipe("a dark coat", num_inference_steps=steps, guidance_scale=5.0, generator=generator, output_type="np")
+        return (made.images[0] * 255).round().astype(np.uint8)
+
+    if plan is None:
+        return call()
+    with thg.enabled(pipe, plan):
+        return call()
+
+
+def test_both_sides_are_what_the_pipeline_makes(studio, model):
+    with studio.client() as client:
+        heard = finished(client, run_wish())
+    names = [name for name, _ in heard]
+    assert names[0] == "queued"
+    assert names[1] == "started"
+    assert names[-1] == "done"
+    sides = {data["side"]: data for name, data in heard if name == "side"}
+    np.testing.assert_array_equal(picture(sides["plain"]["items"][0]), pixels(model.pipe))
+    np.testing.assert_array_equal(picture(sides["thg"]["items"][0]), pixels(model.pipe, thg.uniform(nfe=0.65)))
+    assert (sides["plain"]["nfe"], sides["thg"]["nfe"]) == (12, 8)
+    (decibels,) = heard[-1][1]["psnr"]
+    assert 20 < decibels < 100
+
+
+def test_each_step_is_told_and_previewed(studio):
+    with studio.client() as client:
+        heard = finished(client, run_wish(seed=4))
+    for side in ("plain", "thg"):
+        steps = [data for name, data in heard if name == "step" and data["side"] == side]
+        assert [data["step"] for data in steps] == [1, 2, 3, 4, 5, 6]
+        assert all(data["of"] == 6 for data in steps)
+        assert any(data["previews"] for data in steps)
+
+
+def test_full_plan_is_identical_to_plain(studio):
+    with studio.client() as client:
+        heard = finished(client, run_wish(plan={"kind": "default", "nfe": 1.0}))
+    assert heard[-1][1]["psnr"] == [None]
+
+
+def test_plain_side_is_reused_when_only_the_plan_changes(studio):
+    with studio.client() as client:
+        first = finished(client, run_wish(seed=11))
+        second = finished(client, run_wish(seed=11, plan={"kind": "default", "nfe": 0.8}))
+    plain = [next(d for n, d in heard if n == "side" and d["side"] == "plain") for heard in (first, second)]
+    assert [side["remembered"] for side in plain] == [False, True]
+    assert plain[0]["items"] == plain[1]["items"]
+    assert not [d for n, d in second if n == "step" and d["side"] == "plain"]
+
+
+def test_batch_of_four_seeds(studio, model):
+    with studio.client() as client:
+        heard = finished(client, run_wish(batch=4))
+    sides = {data["side"]: data for name, data in heard if name == "side"}
+    assert len(sides["plain"]["items"]) == len(sides["thg"]["items"]) == len(heard[-1][1]["psnr"]) == 4
+    alone = pixels(model.pipe, seed=5)
+    assert np.abs(picture(sides["plain"]["items"][2]).astype(int) - alone).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {},
+        {"batch": 2, "negative_prompt": "fog", "width": 40, "height": 32},
+        {
+            "scheduler": "EulerDiscreteScheduler",
+            "plan": {"kind": "custom", "of": 6, "coarse": [0, 1, 4], "hare_order": 1},
+        },
+    ],
+)
+def test_script_reproduces_the_picture(studio, wish, tmp_path, monkeypatch):
+    with studio.client() as client:
+        heard = finished(client, run_wish(**wish))
+    monkeypatch.chdir(tmp_path)
+    exec(heard[-1][1]["script"], {})
+    side = next(data for name, data in heard if name == "side" and data["side"] == "thg")
+    for seed, item in enumerate(side["items"], 3):
+        saved = np.asarray(Image.open(tmp_path / f"thg-{seed}.png"))
+        np.testing.assert_array_equal(saved, picture(item))
+
+
+def test_the_scheduler_of_a_run_does_not_stay(studio, model):
+    before = model.pipe.scheduler
+    with studio.client() as client:
+        finished(client, run_wish(scheduler="DPMSolverMultistepScheduler"))
+    assert model.pipe.scheduler is before
+
+
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x" * 1001}, "prompt"),
+        ({"negative_prompt": "x" * 1001}, "negative_prompt"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"batch": 5}, "batch"),
+        ({"width": 4096}, "width"),
+        ({"height": 33}, "height"),
+        ({"steps": 151}, "steps"),
+    ],
+)
+def test_limits(studio, wish, named):
+    with studio.client() as client:
+        answer = client.post("/api/runs", json=run_wish(**wish))
+    assert answer.status_code == 422
+    assert answer.json()["message"].startswith(named)
+
+
+def test_a_run_that_fails_is_told_and_the_server_goes_on(model, caplog):
+    with serve(Engine(model)) as studio, studio.client() as client:
+        unet, model.pipe.unet = model.pipe.unet, None
+        try:
+            heard = finished(client, run_wish())
+        finally:
+            model.pipe.unet = unet
+        assert heard[-1][0] == "failed"
+        assert "unet" in heard[-1][1]["message"] or "NoneType" in heard[-1][1]["message"]
+        assert finished(client, run_wish())[-1][0] == "done"
+    assert "a run failed" in caplog.text
+
+
+def test_closing_the_connection_in_the_middle_of_a_run_frees_the_worker(studio):
+    with studio.client() as client:
+        with client.stream("POST", "/api/runs", json=run_wish(steps=150, seed=21)) as response:
+            for name, data in events(response):
+                if name == "step" and data["step"] == 3:
+                    break
+        until(lambda: client.get("/api/queue").json()["running"] is False)
+        assert finished(client, run_wish(seed=22))[-1][0] == "done"
+
+
+def test_a_job_that_leaves_the_queue_never_runs(studio):
+    with studio.client() as client, studio.client() as other:
+        with client.stream("POST", "/api/runs", json=run_wish(steps=150, seed=31)) as running:
+            reading = events(running)
+            assert next(reading)[0] == "queued"
+            with other.stream("POST", "/api/runs", json=run_wish(seed=32)) as waiting:
+                queued = events(waiting)
+                name, data = next(queued)
+                assert (name, data["ahead"]) == ("queued", 1)
+                assert client_load(studio) == (True, 1)
+            until(lambda: client_load(studio) == (True, 0))
+        until(lambda: client_load(studio) == (False, 0))
+
+
+def client_load(studio) -> tuple[bool, int]:
+    with studio.client() as client:
+        load = client.get("/api/queue").json()
+    return load["running"], load["waiting"]
