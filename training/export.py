@@ -92,7 +92,10 @@ def _write_vocabulary(folder: Path) -> None:
 def export(pipe: StableDiffusionPipeline | StableDiffusion3Pipeline, folder: Path) -> None:
     """Write a pipeline in half precision; the folder is replaced as a whole."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    pipe.to(torch.float16).save_pretrained(temporary, safe_serialization=True)
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.half()
+    pipe.save_pretrained(temporary, safe_serialization=True)
     for tokenizer in temporary.glob("tokenizer*"):
         _write_vocabulary(tokenizer)
     for file in temporary.rglob("*.safetensors"):

@@ -12,12 +12,10 @@ from training.latents import tone_borders
 from training.loop import parse_options, save_atomically, train
 
 
-def varied(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Mirror half of the pictures and move the batch by up to two pixels, so that the judge does not learn by heart."""
-    mirrored = torch.rand(len(pictures), generator=generator) < 0.5
-    pictures = torch.where(mirrored[:, None, None, None], pictures.flip(3), pictures)
-    down, right = (torch.randint(5, (2,), generator=generator) - 2).tolist()
-    return pictures.roll((down, right), dims=(2, 3))
+def mirrored(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Mirror half of the pictures, so that the judge does not learn them by heart."""
+    chosen = torch.rand(len(pictures), generator=generator) < 0.5
+    return torch.where(chosen[:, None, None, None], pictures.flip(3), pictures)
 
 
 def accuracy(network: JudgeNetwork, pictures: torch.Tensor, labels: torch.Tensor) -> float:
@@ -28,14 +26,14 @@ def accuracy(network: JudgeNetwork, pictures: torch.Tensor, labels: torch.Tensor
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=4000, learning_rate=2e-3)
+    options = parse_options(__doc__, arguments, steps=4000, learning_rate=1.5e-3)
     pictures, labels = load_split(options.data, "train", options.limit)
     torch.manual_seed(options.seed)
     network = JudgeNetwork()
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
         picked = torch.randint(len(pictures), (options.batch,), generator=generator)
-        return F.cross_entropy(network(varied(pictures[picked], generator)), labels[picked], label_smoothing=0.05)
+        return F.cross_entropy(network(mirrored(pictures[picked], generator)), labels[picked])
 
     averages = train(network, loss_of, options, "judge")
     network.load_state_dict(averages)

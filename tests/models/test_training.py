@@ -98,7 +98,8 @@ def test_chain_from_pictures_to_report(prepared, tmp_path):
         where = ["--models", str(tmp_path), "--report", str(report), "--sheet", str(sheet)]
         evaluate.main(["--name", name, *short, *where])
         assert json.loads(report.read_text())["pictures"] == 10
-        assert Image.open(sheet).size == (12 * 32 * 3, 10 * 32 * 3)
+        with Image.open(sheet) as picture:
+            assert picture.size == (12 * 32 * 3, 10 * 32 * 3)
 
 
 @needs_dataset

@@ -26,20 +26,25 @@ class JudgeNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-
-        def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-            convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
-            return nn.Sequential(convolution, nn.GroupNorm(8, outputs), nn.ReLU())
-
         self.trunk = nn.Sequential(
-            stage(1, 32, 2), stage(32, 48, 1), stage(48, 96, 2), stage(96, 96, 1), stage(96, 128, 2), stage(128, 128, 1)
+            nn.Conv2d(1, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 4 * 4, 128),
+            nn.ReLU(),
         )
         self.head = nn.Linear(128, len(GARMENTS))
 
     def features(self, pictures: torch.Tensor) -> torch.Tensor:
         """The 128 values before the last layer."""
-        maps: torch.Tensor = self.trunk(pictures)
-        return maps.mean((2, 3))
+        values: torch.Tensor = self.trunk(pictures)
+        return values
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.features(pictures))
