@@ -8,11 +8,14 @@ A network may return several tensors (video and sound); so a term is a tuple of 
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from thg import hare
@@ -84,8 +87,21 @@ class GuideMaker(Protocol):
     def guide(self, run: Run) -> Guide: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """What a fresh term says about the leap before it: at each of its steps, `amount * direction` was missing."""
+
+    direction: Term
+    amounts: tuple[float, ...]
+
+
 class HareGuide:
-    """Follows a plan: Algorithm 1 as a predictor at the denoiser."""
+    """Follows a plan: Algorithm 1 as a predictor at the denoiser.
+
+    `correction` belongs to the step last observed; None where the plan wants none or there was no leap.
+    """
+
+    correction: Correction | None = None
 
     def __init__(self, plan: Plan, run: Run) -> None:
         self.plan = plan
@@ -93,6 +109,7 @@ class HareGuide:
         self._positions: deque[float] = deque(maxlen=hare.MEMORY)
         self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
         self._last_step = -1  # the last step with guidance
+        self._evaluated_at: int | None = None  # the last step that was evaluated
 
     def evaluates(self, step: int) -> bool:
         if step >= self.plan.end_of_guidance:
@@ -101,8 +118,10 @@ class HareGuide:
         return self.plan.evaluates(step) or not self._terms or self._last_step < step - 1
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        self._last_step = step
         position = self._at[step]
+        if self.plan.corrector:
+            self.correction = self._correction(step, term)
+        self._last_step = step
         if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
             self._positions.pop()
             self._terms.pop()
@@ -110,6 +129,27 @@ class HareGuide:
         self._terms.append(term)
         boost = self.plan.boost_at(step)
         return None if boost == 1.0 else _scaled(term, boost)
+
+    def _correction(self, step: int, term: Term) -> Correction | None:
+        """What the leap that ends at this step should have used in addition to what it did."""
+        start, end = self._evaluated_at, self._at[step]
+        leapt = start is not None and step - start > 1 and self._last_step == step - 1
+        self._evaluated_at = step
+        if not leapt or start is None:
+            return None
+        # the polynomial through the fresh term, too, differs from the prediction by D * prod(x - x_m) (Newton's form)
+        order = self.plan.hare_order
+        known, terms = (*self._positions, end)[-1 - order :], (*self._terms, term)[-1 - order :]
+        shares = [1 / math.prod(own - other for other in known if other != own) for own in known]
+        direction = tuple(
+            functools.reduce(torch.add, (share * part for share, part in zip(shares, parts, strict=True)))
+            for parts in zip(*terms, strict=True)
+        )
+        amounts = tuple(
+            self.plan.corrector * self.plan.boost_at(k) * math.prod(self._at[k] - other for other in known[:-1])
+            for k in range(start, step)
+        )
+        return Correction(direction, amounts)
 
     def predict(self, step: int, conditional: Term) -> Term | None:
         if step >= self.plan.end_of_guidance:  # i >= i_hi: d = 0

@@ -103,7 +103,9 @@ class _Inside:
         used = self._predicted(i, hare_order)
         if corrector:
             apart = ends & (self.at[end] != self.at[self.j])
-            interpolated = self._interpolated(i, np.where(apart, self.at[end], self.at[self.j] + 1))
+            interpolated = self._interpolated(
+                None if hare_order == 1 else i, np.where(apart, self.at[end], self.at[self.j] + 1)
+            )
             used = np.where(apart, (1 - corrector) * used + corrector * interpolated, used)
         nodes = np.stack([np.full_like(self.j, i or 0), self.j, end])
         within = np.einsum("an,bn,abn->n", used, used, self.gram[nodes[:, None], nodes[None, :]])

@@ -45,6 +45,7 @@ class Enabled:
             self.scheduler = pipe.scheduler
 
     def undo(self) -> None:
+        self.takeover.end()
         for network in self.networks:
             patch.release(network, self.takeover)
         self._unwatch()

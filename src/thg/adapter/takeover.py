@@ -21,6 +21,7 @@ from torch import Tensor
 from thg.adapter import caller as calling
 from thg.adapter import rows
 from thg.adapter.caller import Caller
+from thg.adapter.corrector import Corrector
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.summary import Summary
@@ -55,6 +56,7 @@ class RunState:
         self.conditional: Any = None  # its network and arguments, for a guide that visits
         self.answered = True
         self.plan: Plan | None = None
+        self.corrector: Corrector | None = None
 
     def next_step(self, pipeline: str) -> int:
         assert self.run is not None
@@ -72,6 +74,10 @@ class RunState:
         self.evaluations[-1] += branches
         self.plain[-1] += instead_of
         self.ended = time.perf_counter()
+
+    def observed(self, guide: Guide, conditional: Term, used: Term) -> None:
+        if self.corrector is not None:
+            self.corrector.evaluated(conditional, used, getattr(guide, "correction", None))
 
     @property
     def at_last_step(self) -> bool:
@@ -107,7 +113,13 @@ class Takeover:
         """The scheduler has set its time steps: a new run."""
         self._refuse_second_thread()
         self._refresh()
+        self.end()
         self.state = RunState()
+
+    def end(self) -> None:
+        """Lets go of the scheduler, should a run have stopped on its way."""
+        if self.state is not None and self.state.corrector is not None:
+            self.state.corrector.detach()
 
     def _refuse_second_thread(self) -> None:
         state = self.state
@@ -161,6 +173,8 @@ class Takeover:
             network=fingerprint(self.pipe),
         )
         state.guide = self.maker.guide(state.run)
+        if state.guide.plan is not None and state.guide.plan.corrector:
+            state.corrector = Corrector(self.pipe.scheduler, state.run.steps)
         return state
 
     # -- network calls
@@ -216,6 +230,7 @@ class Takeover:
             parts = rows.branch_terms(output, n)
             term = tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
             used = guide.observe(step, parts[cond], term)
+            state.observed(guide, parts[cond], term if used is None else used)
             return output if used is None else self._with(output, parts, cond, predicted, used)
 
         keep = [k for k in range(n) if k not in predicted]
@@ -279,8 +294,10 @@ class Takeover:
             own = network(*args, **kwargs)
             state.evaluated(1, 1)
             (parts,) = rows.branch_terms(own, 1)
-            term = guide.observe(step, conditional, difference(conditional, parts))
-            result = own if term is None else rows.assemble(own, [unconditional(conditional, term)])
+            term = difference(conditional, parts)
+            used = guide.observe(step, conditional, term)
+            state.observed(guide, conditional, term if used is None else used)
+            result = own if used is None else rows.assemble(own, [unconditional(conditional, used)])
         else:
             state.evaluated(0, 1)
             result = rows.assemble(output, [unconditional(conditional, guide.predict(step, conditional))])
@@ -311,6 +328,8 @@ class Takeover:
         note = ""
         if not state.guided_steps:
             note = "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
+        elif state.corrector is not None:
+            note = state.corrector.note
         plan = state.plan if state.guide is None else state.guide.plan
         return Summary(
             pipeline=self.name,
