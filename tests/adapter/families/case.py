@@ -133,10 +133,12 @@ def lively(network: torch.nn.Module, seed: int = 0) -> Any:
     """The network with seeded random weights: no layer that starts at zero stays without effect."""
     generator = _generator(seed)
     with torch.no_grad():
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
             if parameter.ndim > 1:
                 fan_in = parameter[0].numel()
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(fan_in))
+            elif name.endswith("bias"):
+                parameter.zero_()
     return network
 
 
