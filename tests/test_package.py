@@ -20,7 +20,7 @@ LAYERS = [
     {"integrate", "richardson"},
     {"planner", "optimal", "profile", "profile_planner", "adaptive"},
     {"adapter"},
-    {"calibrate", "models", "plots"},
+    {"calibration", "models", "plots"},
     {"bench"},
     {"cli", "studio"},
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from thg.adaptive import adaptive
 from thg.errors import (
     ConcurrentRunError,
     MissingExtraError,
@@ -26,10 +27,12 @@ from thg.errors import (
 from thg.plan import Plan
 from thg.planner import look_before_you_leap, m_max, uniform
 from thg.presets import PRESETS, preset
+from thg.profile import Profile
 
 if TYPE_CHECKING:
     from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
     from thg.adapter.guider import TortoiseHareGuidance
+    from thg.calibration import calibrate
     from thg.models import shipped_pipeline
 
 __version__ = "0.1.0.dev0"
@@ -39,6 +42,7 @@ _LAZY = {
     "Sequential": "thg.adapter",
     "Summary": "thg.adapter",
     "TortoiseHareGuidance": "thg.adapter.guider",
+    "calibrate": "thg.calibration",
     "disable": "thg.adapter",
     "enable": "thg.adapter",
     "enabled": "thg.adapter",
@@ -54,6 +58,7 @@ __all__ = [
     "NonFiniteError",
     "Plan",
     "PlanError",
+    "Profile",
     "ProfileError",
     "ScheduleError",
     "Sequential",
@@ -62,6 +67,8 @@ __all__ = [
     "TortoiseHareGuidance",
     "UnsupportedPipelineError",
     "__version__",
+    "adaptive",
+    "calibrate",
     "disable",
     "enable",
     "enabled",

@@ -107,7 +107,7 @@ class Uniform:
             coarse = every_nth(run.steps, self.every)
         else:
             assert self.nfe is not None
-            coarse = evenly(run.steps, _affordable(self.nfe, run.steps))
+            coarse = evenly(run.steps, affordable(self.nfe, run.steps))
         return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
 
 
@@ -136,7 +136,7 @@ def uniform(
     return Uniform(every, nfe, hare_order, corrector)
 
 
-def _affordable(nfe: float, steps: int) -> int:
+def affordable(nfe: float, steps: int) -> int:
     """As `evaluations_for`, but a share is never too small for a short run: it keeps one evaluation at least."""
     if isinstance(nfe, float):
         return min(steps, max(1, round(nfe * 2 * steps) - steps))

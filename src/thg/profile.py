@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thg.profile_planner import ProfilePlanner
 
 FORMAT = "thg-profile-1"
+SHIPPED = Path(__file__).parent / "profiles"
 LARGE = 20_000  # numbers; above it the arrays go to a file of their own
 
 Array = NDArray[np.float64]
@@ -284,6 +285,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def shipped_profile(network: str) -> Profile | None:
+    """The profile that thg ships of a network of this fingerprint, or None."""
+    for path in sorted(SHIPPED.glob("*.json")):
+        profile = Profile.load(path)
+        if profile.about.network == network:
+            return profile
+    return None
 
 
 # -- checks

@@ -18,8 +18,8 @@ from thg.errors import PlanError, ProfileError
 from thg.guide import Run
 from thg.optimal import optimal_grid
 from thg.plan import Plan
-from thg.planner import evaluations_for, look_before_you_leap, m_max
-from thg.profile import Method, Profile
+from thg.planner import Planner, affordable, evaluations_for, look_before_you_leap, m_max, uniform
+from thg.profile import Method, Profile, shipped_profile
 from thg.schedule import Node, Prediction, express
 from thg.solvers import lagrange_weights
 
@@ -60,7 +60,6 @@ class Regridded:
             places = np.minimum(positions * profile.steps / (positions[-1] + 1), profile.steps - 1)
             noise = np.interp(places, np.arange(profile.steps), own)
         w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
-        _warn_if_far(profile, run, noise, w)
         return cls(profile, places, np.append(noise, profile.noise[-1]), positions, w - 1)
 
     @property
@@ -131,22 +130,21 @@ def _cubic(place: float, size: int) -> Array:
     return row
 
 
-def _warn_if_far(profile: Profile, run: Run, noise: Array, w: float) -> None:
+def far_from(profile: Profile, run: Run) -> str:
+    """In what a run is far from what was measured, or nothing."""
     distinct = len(set(run.positions))
+    w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
     steps, scale = distinct / profile.steps, (w - 1) / (profile.about.guidance_scale - 1)
     far = []
     if not 1 / FAR_STEPS <= steps <= FAR_STEPS:
         far.append(f"{distinct} steps against {profile.steps}")
     if not 1 / FAR_SCALE <= scale <= FAR_SCALE:
         far.append(f"guidance_scale {w:g} against {profile.about.guidance_scale:g}")
-    if noise.max() > profile.noise.max() + FAR_NOISE or noise.min() < profile.noise[:-1].min() - FAR_NOISE:
-        far.append("noise levels outside the measured range")
-    if far:
-        warnings.warn(
-            f"this run is far from what the profile was measured on ({'; '.join(far)}); its plan is a guess. "
-            "Calibrate at these settings, or use thg.uniform",
-            stacklevel=2,
-        )
+    if run.log_snr is not None:
+        noise, own = noise_share(run.log_snr), profile.noise[:-1]
+        if noise.max() > own.max() + FAR_NOISE or noise.min() < own.min() - FAR_NOISE:
+            far.append("noise levels outside the measured range")
+    return "; ".join(far)
 
 
 # -- the planner
@@ -196,6 +194,12 @@ class ProfilePlanner:
 
     def plan(self, run: Run) -> Plan:
         _require_same_network(self.profile, run)
+        if far := far_from(self.profile, run):
+            warnings.warn(
+                f"this run is far from what the profile was measured on ({far}); its plan is a guess. Calibrate at "
+                "these settings, or use thg.uniform",
+                stacklevel=2,
+            )
         here = Regridded.of(self.profile, run)
         if here.hare_scale <= 0:  # guidance is off, or has no hare: nothing can be planned, and nothing will be used
             return Plan(run.steps, (0,), hare_order=self.hare_order)
@@ -203,7 +207,7 @@ class ProfilePlanner:
         if self.rho is not None:
             return self._made(run, self._algorithm2(here, self.rho), cutoff)
         assert self.nfe is not None
-        evaluations = evaluations_for(self.nfe, run.steps)
+        evaluations = affordable(self.nfe, run.steps)
         if self.method == "optimal":
             return self._made(run, self._optimal(here, evaluations), None)
         return self._made(run, self._within(here, evaluations, cutoff or run.steps), cutoff)
@@ -276,3 +280,24 @@ def _require_same_network(profile: Profile, run: Run) -> None:
             f"this profile was measured on the network {known} of {profile.about.pipeline}, and this pipeline has "
             f"{run.network}; calibrate it: thg.calibrate(pipe, prompts)"
         )
+
+
+# -- the default of a model that thg ships a profile of
+
+
+@dataclass(frozen=True, eq=False)
+class Shipped:
+    """The profile's plan near what was measured, the uniform one elsewhere."""
+
+    near: ProfilePlanner
+    nfe: float
+
+    def plan(self, run: Run) -> Plan:
+        planner: Planner = uniform(nfe=self.nfe) if far_from(self.near.profile, run) else self.near
+        return planner.plan(run)
+
+
+def shipped_planner(network: str, nfe: float) -> Planner | None:
+    """The planner for a network that thg ships a profile of; None for any other."""
+    profile = shipped_profile(network)
+    return None if profile is None else Shipped(profile.planner(nfe=nfe), nfe)

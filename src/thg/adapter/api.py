@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from thg.adapter import patch
+from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
 from thg.adapter.summary import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.guide import GuideMaker
-from thg.planner import Choice, guide_maker
+from thg.planner import DEFAULT_NFE, Choice, guide_maker
+from thg.profile_planner import shipped_planner
 
 
 class Enabled:
@@ -67,8 +69,8 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     Enabling again replaces the plan.
     """
-    maker = guide_maker(plan)
     found = layout or _layout(pipe)
+    maker = guide_maker(shipped_planner(fingerprint(pipe), DEFAULT_NFE) if plan is None else plan)
     if isinstance(found, Delegates):
         for part in _parts(pipe, found):
             enable(part, plan)

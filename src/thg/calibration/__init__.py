@@ -1,5 +1,5 @@
 """Calibration: measures where the guidance of a model may leap (Algorithm 3), in normal runs of its pipeline."""
 
-from thg.calibrate.run import calibrate
+from thg.calibration.run import calibrate
 
 __all__ = ["calibrate"]

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.calibrate.grid import NoiseGrid
+from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.guide import Run, Term
 

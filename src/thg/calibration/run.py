@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from thg.adapter import enabled
 from thg.adapter.identity import fingerprint
-from thg.calibrate.grid import NoiseGrid
-from thg.calibrate.record import Held, Recorder
-from thg.calibrate.shards import Rows, Shards
+from thg.calibration.grid import NoiseGrid
+from thg.calibration.record import Held, Recorder
+from thg.calibration.shards import Rows, Shards
 from thg.errors import ProfileError
 from thg.guide import Guide, Run
 from thg.profile import About, Moments, Profile, exact_sum

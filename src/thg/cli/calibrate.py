@@ -1,0 +1,88 @@
+"""`thg calibrate`: measures where the guidance of a model may leap, and writes a profile."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from thg.calibration import calibrate
+from thg.calibration.run import SENSITIVITY_SAMPLES
+from thg.cli import pipelines
+from thg.errors import ProfileError
+from thg.guide import Run
+from thg.models import DEFAULT_GUIDANCE, TONES, benchmark_prompts
+from thg.planner import DEFAULT_NFE
+
+SHIPPED_SAMPLES = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="the profile to write, such as profile.json")
+    parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
+    parser.add_argument("--column", help="which column of the file holds the prompts")
+    parser.add_argument("--samples", type=int, help="take the first so many prompts (default: all, or 60 of ours)")
+    parser.add_argument("--steps", type=int, help="sampler steps (default: 50, and 28 for the flow model)")
+    parser.add_argument("--guidance-scale", type=float, help="w (default: the model's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=4, help="prompts per run (default: 4)")
+    parser.add_argument(
+        "--sensitivity",
+        type=int,
+        default=SENSITIVITY_SAMPLES,
+        help="samples for the sensitivity curve, eleven runs each; 0 leaves it out (default: %(default)s)",
+    )
+    parser.add_argument("--folder", type=Path, help="where finished batches are kept (default: OUT.parts)")
+    parser.add_argument("--force", action="store_true", help="replace an existing profile")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    pipelines.add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.exists() and not args.force:
+        raise ProfileError(f"{args.out} exists already; write --force to replace it, or another --out")
+    prompts = _prompts(args)
+    pipe = pipelines.load(args)
+    profile = calibrate(
+        pipe,
+        prompts,
+        steps=pipelines.default_steps(args),
+        guidance_scale=args.guidance_scale or DEFAULT_GUIDANCE.get(args.model),
+        batch_size=args.batch_size,
+        seed=args.seed,
+        sensitivity=args.sensitivity,
+        folder=args.folder or args.out.with_name(f"{args.out.name}.parts"),
+        progress=not args.quiet,
+    )
+    if not _is_first_process():
+        return 0
+    profile.save(args.out, force=args.force)
+    print(profile)
+    plan = profile.planner(nfe=DEFAULT_NFE).plan(Run.of(profile.steps, profile.about.guidance_scale))
+    print(plan)
+    print(f"written to {args.out}; use it: thg.enable(pipe, thg.Profile.load({str(args.out)!r}).planner(nfe=0.65))")
+    return 0
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    if args.samples is not None and args.samples < 1:
+        raise ProfileError(f"--samples must be at least 1, not {args.samples}")
+    if args.prompts is not None:
+        from thg.bench.data import read_prompts
+
+        return read_prompts(args.prompts, args.column, args.samples)
+    if args.model in pipelines.SHIPPED:
+        return shipped_prompts(args.samples or SHIPPED_SAMPLES)
+    raise ProfileError("which prompts? Write --prompts FILE (txt with one a line, csv, tsv or jsonl)")
+
+
+def shipped_prompts(count: int) -> list[str]:
+    """Prompts for the shipped models: garments and tones in turn."""
+    every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
+    shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
+    return [shuffled[i % len(shuffled)] for i in range(count)]
+
+
+def _is_first_process() -> bool:
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)

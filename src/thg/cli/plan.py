@@ -1,0 +1,128 @@
+"""`thg plan`: shows a plan, or what a profile would give."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from thg.cli.pipelines import SHIPPED
+from thg.errors import PlanError, ProfileError
+from thg.guide import Run
+from thg.plan import Plan
+from thg.planner import DEFAULT_NFE, uniform
+from thg.presets import PRESETS, preset
+from thg.profile import SHIPPED as SHIPPED_PROFILES
+from thg.profile import Profile
+
+SWEEP = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="?",
+        help=f"a profile or a plan (JSON file), eps or flow (the shipped profiles), or a preset "
+        f"({', '.join(sorted(PRESETS))}); without it, the uniform plan",
+    )
+    parser.add_argument("--steps", type=int, help="sampler steps (default: the profile's, else 50)")
+    parser.add_argument("--guidance-scale", type=float, help="w (default: the profile's)")
+    parser.add_argument("--nfe", help="a budget: a share of CFG such as 0.65 or a count such as 70")
+    parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
+    parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
+    parser.add_argument(
+        "--hare-order", type=int, choices=(1, 2), help="1 holds the term over a leap, 2 extrapolates it"
+    )
+    parser.add_argument("--cutoff", type=int, help="no guidance from this step on")
+    parser.add_argument("--boost", type=float, default=1.0, help="factor on the term during a leap (default: 1)")
+    parser.add_argument(
+        "--corrector", type=float, default=0.0, help="share of a leap's error to take back (default: 0)"
+    )
+    parser.add_argument("--sweep", action="store_true", help="the grids over rho, as the paper's appendix has them")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--plot", type=Path, help="write the profile's curves and the grid as a picture")
+
+
+def run(args: argparse.Namespace) -> int:
+    profile = _profile(args.what)
+    if (args.sweep or args.plot or args.rho is not None or args.method) and profile is None:
+        raise PlanError(
+            "--sweep, --plot, --rho and --method need a profile; make one: thg calibrate --out profile.json"
+        )
+    if args.sweep:
+        assert profile is not None
+        _sweep(profile, args)
+        return 0
+    plan = _plan(args, profile)
+    print(plan.to_json() if args.json else _shown(plan, profile))
+    if args.plot is not None:
+        from thg.plots.profile import plot_profile
+
+        assert profile is not None
+        plot_profile(profile, plan, args.plot)
+    return 0
+
+
+def _shown(plan: Plan, profile: Profile | None) -> str:
+    lines = [] if profile is None else [repr(profile)]
+    return "\n".join([*lines, str(plan), f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"])
+
+
+def _evaluated(plan: Plan) -> list[int]:
+    return [i for i in plan.coarse if plan.evaluates(i)]
+
+
+def _profile(what: str | None) -> Profile | None:
+    if what is None or what in PRESETS:
+        return None
+    if what in SHIPPED:
+        return Profile.load(SHIPPED_PROFILES / f"{what}.json")
+    path = Path(what)
+    if not path.is_file():
+        raise ProfileError(
+            f"{what!r} is neither a file, a shipped model ({', '.join(SHIPPED)}), nor a preset ({', '.join(PRESETS)})"
+        )
+    if '"thg-plan-' in path.read_text(encoding="utf-8", errors="replace")[:200]:
+        return None
+    return Profile.load(path)
+
+
+def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
+    if profile is not None:
+        nfe = None if args.rho is not None and args.nfe is None else _budget(args.nfe)
+        planner = profile.planner(
+            nfe=nfe,
+            rho=args.rho,
+            method=args.method,
+            hare_order=args.hare_order,
+            corrector=args.corrector,
+            cutoff=args.cutoff,
+            boost=args.boost,
+        )
+        return planner.plan(_run_of(profile, args))
+    if args.what is None:
+        order = 2 if args.hare_order is None else args.hare_order
+        planner_of_none = uniform(nfe=_budget(args.nfe), hare_order=order, corrector=args.corrector)
+        return planner_of_none.plan(Run.of(args.steps or 50))
+    return preset(args.what) if args.what in PRESETS else Plan.from_json(Path(args.what).read_text(encoding="utf-8"))
+
+
+def _run_of(profile: Profile, args: argparse.Namespace) -> Run:
+    return Run.of(args.steps or profile.steps, args.guidance_scale or profile.about.guidance_scale)
+
+
+def _budget(text: str | None) -> float:
+    if text is None:
+        return DEFAULT_NFE
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise PlanError(f"--nfe must be a share such as 0.65 or a count such as 70, not {text!r}") from None
+
+
+def _sweep(profile: Profile, args: argparse.Namespace) -> None:
+    print(profile)
+    print(f"{'rho':>5}  {'NFE':>4}  {'speed-up':>8}  grid")
+    for rho in sorted({*SWEEP, *([args.rho] if args.rho is not None else [])}):
+        planner = profile.planner(rho=rho, cutoff=args.cutoff, boost=args.boost)
+        plan = planner.plan(_run_of(profile, args))
+        print(f"{rho:>5.2f}  {plan.nfe:>4}  {plan.speedup:>7.2f}x  [{plan.strip()}]")

@@ -1,0 +1,1 @@
+"""Plots; they need matplotlib: pip install 'thg[plots]'."""
