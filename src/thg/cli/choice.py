@@ -7,8 +7,10 @@ from pathlib import Path
 
 from thg.errors import PlanError
 from thg.plan import Plan
-from thg.planner import Choice, uniform
+from thg.planner import DEFAULT_NFE, Choice, uniform
 from thg.presets import PRESETS, preset
+from thg.profile import FORMAT as PROFILE_FORMAT
+from thg.profile import Profile
 
 
 def add_plan_argument(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +51,14 @@ def _number(text: str) -> float | None:
 
 
 def _from_file(path: Path) -> Choice:
+    """A plan as it is, or the plan that a profile gives for the default budget."""
     try:
-        return Plan.from_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise PlanError(f"{path} is not a plan: it is not a text file") from None
+        raise PlanError(f"{path} is neither a plan nor a profile: it is not a text file") from None
+    if PROFILE_FORMAT in text:
+        return Profile.load(path).planner(nfe=DEFAULT_NFE)
+    try:
+        return Plan.from_json(text)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None

@@ -63,6 +63,7 @@ def load(args: argparse.Namespace) -> Any:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = DTYPES[args.dtype] if args.dtype else (torch.float16 if device.startswith("cuda") else torch.float32)
     _check_device(device)
+    _quiet()
     if args.model in SHIPPED:
         pipe: Any = shipped_pipeline(args.model, device=device, dtype=dtype)
     else:
@@ -91,6 +92,19 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
     return call
 
 
+def _quiet() -> None:
+    """Errors of the libraries are reported by the command; their warnings are not for its users."""
+    try:
+        import diffusers
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("this command needs diffusers; write pip install 'thg[diffusers]'") from error
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
 def _check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
@@ -100,10 +114,8 @@ def _check_device(device: str) -> None:
 
 
 def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
-    try:
-        from diffusers import DiffusionPipeline
-    except ImportError as error:
-        raise MissingExtraError("this command needs diffusers; write pip install 'thg[diffusers]'") from error
+    from diffusers import DiffusionPipeline
+
     if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
         raise THGError(f"{model} is not a diffusers pipeline: there is no model_index.json in it")
     try:

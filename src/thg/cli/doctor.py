@@ -1,0 +1,107 @@
+"""`thg doctor`: versions, devices, extras, and the broken environments that are seen most often, with the remedy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from thg import __version__
+
+EXTRAS = {
+    "diffusers": ("diffusers", "transformers", "accelerate", "PIL"),
+    "metrics": ("scipy",),
+    "plots": ("matplotlib",),
+    "studio": ("fastapi", "uvicorn"),
+    "datasets": ("datasets",),
+}
+# Imported in a process of their own: a CUDA build of these beside another torch breaks transformers with them.
+FRAGILE = ("torchvision", "torchaudio")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ok: None is neither good nor bad."""
+
+    what: str
+    result: str
+    ok: bool | None = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = [*_versions(), *_devices(), *_extras(), *_fragile(), *_shipped()]
+    for finding in findings:
+        mark = {True: "ok ", False: "BAD", None: " - "}[finding.ok]
+        print(f"{mark}  {finding.what:22s} {finding.result}")
+    return 1 if any(finding.ok is False for finding in findings) else 0
+
+
+def _versions() -> list[Finding]:
+    return [
+        Finding("thg", __version__),
+        Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+    ]
+
+
+def _devices() -> list[Finding]:
+    if torch.cuda.is_available():
+        return [Finding(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        return [Finding("mps", "Apple GPU")]
+    return [Finding("device", "no GPU: everything runs on the CPU", None)]
+
+
+def _extras() -> list[Finding]:
+    return [_extra(name, modules) for name, modules in EXTRAS.items()]
+
+
+def _extra(name: str, modules: tuple[str, ...]) -> Finding:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        return Finding(f"extra {name}", f"{', '.join(missing)} not there: pip install 'thg[{name}]'", None)
+    shown = [f"{module} {_version(module)}" for module in modules if module != "PIL"]
+    return Finding(f"extra {name}", ", ".join(shown))
+
+
+def _version(module: str) -> str:
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+
+def _fragile() -> list[Finding]:
+    findings = []
+    for module in FRAGILE:
+        if importlib.util.find_spec(module) is None:
+            findings.append(Finding(module, "not there, and not needed", None))
+            continue
+        done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+        if done.returncode == 0:
+            findings.append(Finding(module, _version(module)))
+        else:
+            reason = (done.stderr.strip().splitlines() or ["it does not import"])[-1]
+            remedy = f"it does not fit this torch and breaks transformers; write pip uninstall {module} ({reason})"
+            findings.append(Finding(module, remedy, ok=False))
+    return findings
+
+
+def _shipped() -> list[Finding]:
+    from thg.models import ShippedName, shipped_path
+
+    names: tuple[ShippedName, ...] = ("eps", "flow")
+    found = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
+    return [
+        Finding(f"shipped model {name}", "there" if ok else "missing: reinstall thg", ok) for name, ok in found.items()
+    ]

@@ -1,0 +1,155 @@
+"""The commands as a user calls them, on the shipped model with few steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import thg
+from thg.cli import COMMANDS, main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
+FEW = ["--steps", "4"]
+
+
+def test_help_lists_every_command(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: thg {name}" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert thg.__version__ in capsys.readouterr().out
+
+
+def test_python_m_thg():
+    done = subprocess.run([sys.executable, "-m", "thg", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"thg {thg.__version__}"
+
+
+def test_generate_writes_the_picture_with_its_history(tmp_path, capsys):
+    out = tmp_path / "boot.png"
+    assert main(["generate", "a dark ankle boot", "-o", str(out), "--plan", "0.75", *FEW]) == 0
+    assert "6 network evaluations instead of 8" in capsys.readouterr().out
+    with Image.open(out) as picture:
+        how = json.loads(picture.text["thg"])
+    assert (how["prompt"], how["seed"], how["nfe"]) == ("a dark ankle boot", 0, 6)
+    assert thg.Plan.from_dict(how["plan"]).nfe == 6
+    assert how["versions"]["thg"] == thg.__version__
+    assert [path.name for path in tmp_path.iterdir()] == ["boot.png"]
+
+
+def test_generate_is_repeatable_and_does_not_depend_on_the_batch(tmp_path):
+    one, many = tmp_path / "one.png", tmp_path / "many.png"
+    assert main(["generate", "a bag", "-o", str(one), "--seed", "1", *FEW]) == 0
+    assert main(["generate", "a bag", "-o", str(many), "--count", "3", *FEW]) == 0
+    pictures = []
+    for path in (one, tmp_path / "many-1.png"):
+        with Image.open(path) as picture:
+            pictures.append(np.asarray(picture, dtype=int))
+    assert abs(pictures[0] - pictures[1]).max() <= 1
+
+
+def test_generate_plain_flow_and_another_scheduler(tmp_path, capsys):
+    assert main(["generate", "a coat", "-o", str(tmp_path / "a.png"), "--plan", "cfg", *FEW]) == 0
+    assert "plain CFG: 8 evaluations" in capsys.readouterr().out
+    assert main(["generate", "a coat", "-o", str(tmp_path / "b.png"), "--model", "flow", *FEW]) == 0
+    assert main(["generate", "a coat", "-o", str(tmp_path / "c.png"), "--scheduler", "dpm", *FEW]) == 0
+
+
+def test_generate_from_files(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a bag\n\n   \na coat\n")
+    plan = tmp_path / "plan.json"
+    plan.write_text(thg.Plan(4, (0, 2)).to_json())
+    out = tmp_path / "p.png"
+    assert main(["generate", "--prompts", str(prompts), "--plan", str(plan), "-o", str(out), *FEW]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["p-0.png", "p-1.png"]
+
+
+def test_compare_makes_a_labelled_sheet(tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    assert main(["compare", "a light dress", "a bag", "-o", str(out), *FEW]) == 0
+    shown = capsys.readouterr().out
+    assert "plain CFG" in shown
+    assert "dB" in shown
+    with Image.open(out) as page:
+        assert page.width > 400
+        assert page.height > 300
+
+
+def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
+    assert main(["compare", "a bag", "-o", str(tmp_path / "s.png"), "--model", "flow", "--steps", "28"]) == 0
+    assert "THG, paper (sd35-large)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["generate"], "there is no prompt"),
+        (["generate", "a bag", "--plan", "sd21"], "--plan 'sd21' is neither"),
+        (["generate", "a bag", "--plan", "sd15", "--steps", "4"], "for 50 steps, but this run"),
+        (["generate", "a bag", "--plan", "audioldm2"], "does not print the coarse grid"),
+        (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),
+        (["generate", "a bag", "--device", "cuda:99"], "--device cpu"),
+        (["generate", "a bag", "--scheduler", "flow-euler"], "predicts noise"),
+        (["generate", "a bag", "--model", "flow", "--scheduler", "ddim"], "predicts a flow"),
+        (["generate", "a bag", "-o", "no-such-folder/a.png"], "mkdir -p no-such-folder"),
+        (["generate", "--prompts", "no-such-file.txt"], "no-such-file.txt"),
+        (["compare", "a bag", "-o", "."], "is a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    shown = capsys.readouterr().err.strip()
+    assert says in shown
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "a bag", "--scheduler", "x"], ["generate", "a", "--steps", "0"], ["no"]]
+)
+def test_bad_options_are_refused_by_the_parser(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+
+
+def test_a_broken_model_folder(tmp_path, capsys):
+    from thg.models import shipped_path
+
+    broken = tmp_path / "broken"
+    shutil.copytree(shipped_path("eps"), broken)
+    weights = next(broken.glob("unet/*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert main(["generate", "a bag", "--model", str(broken), "-o", str(tmp_path / "a.png")]) == 2
+    assert "cannot be loaded" in capsys.readouterr().err
+    (broken / "model_index.json").unlink()
+    assert main(["generate", "a bag", "--model", str(broken), "-o", str(tmp_path / "a.png")]) == 2
+    assert "no model_index.json" in capsys.readouterr().err
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_doctor(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert thg.__version__ in shown
+    assert "shipped model flow" in shown
