@@ -264,7 +264,7 @@ def _method(table: Table, steps: int, guidance_scale: float, base: Path) -> Meth
     own_scale = table.number("guidance_scale", guidance_scale)
     group = table.text("group", "")
     published = table.numbers("paper")
-    nfe, policy, options = read_policy(policy_name, table)
+    nfe, policy, options = read_policy(policy_name, table, own_steps or steps)
     if policy_name == "cfg" and nfe is not None and own_steps is None:
         if nfe % 2:
             raise ConfigError(f"method {name!r}: CFG makes two evaluations a step and cannot meet nfe={nfe}")

@@ -90,14 +90,16 @@ class FasterCache(Outside):
 
     uncond_interval: int = 5
     attention_interval: int = 2
+    tensor_format: str = "BCHW"
     paper = "Lv et al., FasterCache, 2024 (diffusers.apply_faster_cache)"
 
     @contextmanager
     def switched_on(self, pipe: Any) -> Iterator[None]:
         transformer = getattr(pipe, "transformer", None)
-        if transformer is None:
+        if not hasattr(transformer, "enable_cache"):
             raise UnsupportedPipelineError(
-                f"FasterCache of diffusers works on transformers; {type(pipe).__name__} has a UNet"
+                f"FasterCache of diffusers works on transformers with enable_cache, which the network of "
+                f"{type(pipe).__name__} has not"
             )
         hooks = _module("diffusers.hooks")
         config = hooks.FasterCacheConfig(
@@ -105,7 +107,7 @@ class FasterCache(Outside):
             unconditional_batch_skip_range=self.uncond_interval,
             attention_weight_callback=lambda _: 0.3,  # the value of diffusers' own example
             current_timestep_callback=lambda: float(_current_time(pipe)),
-            tensor_format="BCHW",
+            tensor_format=self.tensor_format,
         )
         logger = logging.getLogger("diffusers.hooks.faster_cache")
         level = logger.level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,11 @@ def _pretrained(model: Model, dtype: torch.dtype) -> Any:
         raise MissingExtraError("the benchmark needs diffusers: pip install 'thg[diffusers]'") from error
     left_out = dict.fromkeys(model.leave_out)
     try:
-        return DiffusionPipeline.from_pretrained(
-            model.source, dtype=dtype, variant=model.variant, use_safetensors=True, **left_out
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)  # older releases know no other name
+            return DiffusionPipeline.from_pretrained(
+                model.source, torch_dtype=dtype, variant=model.variant, use_safetensors=True, **left_out
+            )
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingExtraError(

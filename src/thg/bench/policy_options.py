@@ -16,14 +16,14 @@ from thg.plan import Plan
 from thg.planner import Fixed, Planned, uniform
 from thg.presets import PRESETS, preset
 
-Read = Callable[[Table], tuple[int | None, Policy]]
-"""Takes a policy's options from the table of a method; gives its budget, if it has one, and the policy."""
+Read = Callable[[Table, int], tuple[int | None, Policy]]
+"""Takes a policy's options from the table of a method with so many steps; gives its budget, if any, and the policy."""
 
 
-def read_policy(name: str, table: Table) -> tuple[int | None, Policy, dict[str, Any]]:
+def read_policy(name: str, table: Table, steps: int) -> tuple[int | None, Policy, dict[str, Any]]:
     """The budget and the policy of a method, and its options as plain values."""
     before = set(table.asked)
-    nfe, policy = POLICIES[name](table)
+    nfe, policy = POLICIES[name](table, steps)
     options = {key: table.given[key] for key in table.asked if key not in before and key in table.given}
     return nfe, policy, options
 
@@ -31,60 +31,60 @@ def read_policy(name: str, table: Table) -> tuple[int | None, Policy, dict[str, 
 def _rival(cls: Any) -> Read:
     """A rival whose options are the fields of its class."""
 
-    def read(table: Table) -> tuple[int | None, Policy]:
+    def read(table: Table, steps: int) -> tuple[int | None, Policy]:
         nfe = table.whole("nfe", at_least=1)
-        options = _options(cls, table, leave_out=("nfe",))
+        options = _options(cls, table)
         return nfe, Guided(cls(nfe=nfe, **options), cls.paper)
 
     return read
 
 
 def _outside(cls: Any) -> Read:
-    def read(table: Table) -> tuple[int | None, Policy]:
-        return None, cls(**_options(cls, table, leave_out=("nfe",)))
+    def read(table: Table, steps: int) -> tuple[int | None, Policy]:
+        return None, cls(**_options(cls, table))
 
     return read
 
 
-def _options(cls: Any, table: Table, leave_out: tuple[str, ...]) -> dict[str, Any]:
-    read = {"int": table.whole, "float": table.number}
-    return {f.name: read[str(f.type)](f.name, f.default) for f in fields(cls) if f.name not in leave_out}
+def _options(cls: Any, table: Table) -> dict[str, Any]:
+    read = {"int": table.whole, "float": table.number, "str": table.text}
+    return {f.name: read[str(f.type)](f.name, f.default) for f in fields(cls) if f.name != "nfe"}
 
 
-def _cfg(table: Table) -> tuple[int | None, Policy]:
+def _cfg(table: Table, steps: int) -> tuple[int | None, Policy]:
     return table.whole("nfe", None, at_least=2), PlainCFG()
 
 
-def _adaptive(table: Table) -> tuple[int | None, Policy]:
+def _adaptive(table: Table, steps: int) -> tuple[int | None, Policy]:
     nfe, threshold = table.whole("nfe", None), table.number("threshold", None)
     if (nfe is None) == (threshold is None):
         raise ConfigError("adaptive-guidance takes either nfe = 70 or threshold = 0.99, and one of them")
     return None, Adaptive(nfe, threshold)
 
 
-def _thg(table: Table) -> tuple[int | None, Policy]:
+def _thg(table: Table, steps: int) -> tuple[int | None, Policy]:
     """The paper's: a preset, a grid as printed, or Algorithm 2 on a measured profile."""
     ways = [way for way in ("preset", "coarse", "rho") if table.has(way)]
     if len(ways) != 1:
-        raise ConfigError('thg takes one of preset = "sd15", coarse = [0, 1, 2, 4] (with steps), or rho = 1.1')
+        raise ConfigError('thg takes one of preset = "sd15", coarse = [0, 1, 2, 4], or rho = 1.1')
     nfe = table.whole("nfe", None)
     if ways == ["preset"]:
         return nfe, Guided(Planned(Fixed(preset(table.choice("preset", tuple(PRESETS))))))
     cutoff, boost = table.whole("cutoff", None), table.number("boost", 1.0)
     if ways == ["coarse"]:
-        plan = Plan(table.whole("grid_steps"), table.wholes("coarse"), cutoff, boost, hare_order=1)
+        plan = Plan(steps, table.wholes("coarse"), cutoff, boost, hare_order=1)
         return nfe, Guided(Planned(Fixed(plan)))
     planner = {"rho": table.number("rho"), "boost": boost, "cutoff": cutoff}
     return None, Calibrated(planner, table.path("profile"), table.whole("calibrate", 32, at_least=1), nfe)
 
 
-def _uniform(table: Table) -> tuple[int | None, Policy]:
+def _uniform(table: Table, steps: int) -> tuple[int | None, Policy]:
     nfe = table.whole("nfe")
     planner = uniform(nfe=nfe, hare_order=table.whole("hare_order", 2), corrector=table.number("corrector", 0.0))
     return nfe, Guided(Planned(planner), "thg: uniform grid, linear prediction of the hare")
 
 
-def _profile(table: Table) -> tuple[int | None, Policy]:
+def _profile(table: Table, steps: int) -> tuple[int | None, Policy]:
     nfe = table.whole("nfe")
     planner = {
         "nfe": nfe,

@@ -1,0 +1,304 @@
+"""The rivals: exact budgets, their formulas against independent implementations, and what they evaluate in real runs."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers", reason="the rivals run on diffusers pipelines")
+
+from diffusers.hooks import FasterCacheConfig, apply_faster_cache
+from hypothesis import given
+from hypothesis import strategies as st
+
+import thg
+from tests.adapter.families.video import cogvideox
+from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from thg.bench.methods import Adaptive, Guided, Pilot, PlainCFG, counted_work
+from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
+from thg.bench.policies import (
+    AdaptiveGuidance,
+    CFGCache,
+    CFGCacheFFT,
+    CosineRecorder,
+    GuidanceInterval,
+    SelectiveGuidance,
+    find_threshold,
+    weigh_frequencies,
+)
+from thg.errors import PlanError, UnsupportedPipelineError
+from thg.guide import Run
+from thg.planner import Planned
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
+
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return stable_diffusion()
+
+
+def sample(pipe, indices=(0, 1), steps=STEPS, guidance_scale=5.0, **more):
+    """Latents of some prompts, each with a seed of its own."""
+    return pipe(
+        prompt=[PROMPTS[i] for i in indices],
+        generator=[torch.Generator().manual_seed(i) for i in indices],
+        num_inference_steps=steps,
+        guidance_scale=guidance_scale,
+        output_type="latent",
+        **more,
+    ).images
+
+
+def sample_under(pipe, policy, **more):
+    """Latents and evaluations of each sample."""
+    with policy.applied(pipe) as evaluations:
+        latents = sample(pipe, **more)
+        return latents, evaluations(len(latents))
+
+
+# -- budgets
+
+
+@given(st.integers(1, 80), st.data())
+def test_every_budget_within_reach_is_met_exactly(steps, data):
+    count = data.draw(st.integers(math.ceil(steps / 5), steps))
+    run = Run.of(steps)
+    assert CFGCache(steps + count).plan(run).nfe == steps + count
+    assert CFGCacheFFT(steps + count).plan(run).nfe == steps + count
+    assert SelectiveGuidance(steps + count).plan(run).nfe == steps + count
+    guide = GuidanceInterval(steps + count, start=0.0).guide(run)
+    assert sum(guide.evaluates(step) for step in range(steps)) == count
+
+
+def test_budgets_out_of_reach_are_errors_that_say_what_to_write():
+    with pytest.raises(PlanError, match="nfe=60 or a longer interval"):
+        CFGCache(nfe=55).plan(Run.of(50))
+    with pytest.raises(PlanError, match=r"write start=0.60 or less"):
+        GuidanceInterval(nfe=70, start=0.9).guide(Run.of(50))
+    for policy in (CFGCache(50), SelectiveGuidance(101), GuidanceInterval(50)):
+        with pytest.raises(PlanError, match="need 51 to 100"):
+            policy.guide(Run.of(50))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        CFGCache(14),
+        CFGCacheFFT(14),
+        SelectiveGuidance(14),
+        GuidanceInterval(14),
+        Planned(thg.uniform(nfe=14)),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_real_run_costs_exactly_the_budget(pipe, policy):
+    wrapped = Guided(policy)
+    assert wrapped.budget(STEPS, 5.0) == 14
+    _, evaluations = sample_under(pipe, wrapped)
+    assert evaluations == [14.0, 14.0]
+
+
+def test_plain_cfg_is_the_pipeline_as_it_is(pipe):
+    latents, evaluations = sample_under(pipe, PlainCFG())
+    assert torch.equal(latents, sample(pipe))
+    assert evaluations == [2 * STEPS] * 2
+    assert sample_under(pipe, PlainCFG(), steps=7)[1] == [14.0, 14.0]
+
+
+# -- formulas
+
+
+def test_cfg_cache_is_the_held_difference_and_evaluates_in_a_warm_up_and_then_every_fifth_step():
+    assert CFGCache(70).plan(Run.of(50)).coarse == (*range(13), *range(15, 50, 5))
+
+
+class Denoiser(torch.nn.Module):
+    """A network whose branches differ, with the argument names that FasterCache looks for."""
+
+    def forward(self, hidden_states, encoder_hidden_states):
+        shift = encoder_hidden_states.view(-1, *[1] * (hidden_states.ndim - 1))
+        return (torch.tanh(hidden_states * (1 + shift)) + 0.3 * shift.sin() * hidden_states.flip(-1),)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"), [("BCHW", (2, 4, 12, 10)), ("BCFHW", (2, 4, 3, 12, 10)), ("BFCHW", (2, 3, 4, 12, 10))]
+)
+def test_frequency_enhancement_equals_that_of_diffusers(layout, shape):
+    """Step by step against diffusers' own hook, with the same weights at the same steps."""
+    torch.manual_seed(0)
+    steps, states = 12, [torch.randn(shape) for _ in range(12)]
+    shifts = torch.tensor([0.0, 0.0, 1.0, 2.0])  # unconditional rows first
+    policy = CFGCacheFFT(nfe=steps + 3, interval=5)
+    coarse = policy.plan(Run.of(steps)).coarse
+    now = {"step": 0}
+    config = FasterCacheConfig(
+        tensor_format=layout,
+        unconditional_batch_skip_range=5,
+        unconditional_batch_timestep_skip_range=(-1, 1000),
+        current_timestep_callback=lambda: 500,
+        attention_weight_callback=lambda _: 0.5,
+        low_frequency_weight_callback=lambda _: 1.1 if (now["step"] + 1) / steps <= 0.8 else 1.0,
+        high_frequency_weight_callback=lambda _: 1.1 if (now["step"] + 1) / steps >= 0.6 else 1.0,
+        _unconditional_conditional_input_kwargs_identifiers=("hidden_states", "encoder_hidden_states"),
+    )
+    theirs, plain = Denoiser(), Denoiser()
+    apply_faster_cache(theirs, config)
+    guide = policy.guide(Run.of(steps))
+    assert coarse == (0, 5, 10)  # as diffusers chooses them
+    for step, state in enumerate(states):
+        now["step"] = step
+        both = torch.cat([state, state])
+        expected = theirs(hidden_states=both, encoder_hidden_states=shifts)[0]
+        e_u, e_c = plain(both, shifts)[0].chunk(2)
+        if guide.evaluates(step):
+            assert guide.observe(step, (e_c,), (e_c - e_u,)) is None
+            ours = e_u
+        else:
+            ours = e_c - guide.predict(step, (e_c,))[0]
+        torch.testing.assert_close(torch.cat([ours, e_c]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_frequencies_are_weighed_apart():
+    flat = torch.ones(1, 1, 10, 10)
+    checkered = torch.tensor([[(-1.0) ** (x + y) for x in range(10)] for y in range(10)])[None, None]
+    torch.testing.assert_close(weigh_frequencies(flat + checkered, 2.0, 3.0), 2 * flat + 3 * checkered)
+    with pytest.raises(UnsupportedPipelineError, match="height and width"):
+        weigh_frequencies(torch.ones(2, 7, 3), 1.1, 1.1)
+
+
+def test_selective_guidance_equals_switching_guidance_off_in_the_pipeline(pipe):
+    def switch_off(pipe, step, timestep, tensors):
+        if step == 3:  # the fifth step is the first without guidance
+            pipe._guidance_scale = 0.0
+            tensors["prompt_embeds"] = tensors["prompt_embeds"].chunk(2)[1]
+        return tensors
+
+    expected = sample(pipe, callback_on_step_end=switch_off, callback_on_step_end_tensor_inputs=["prompt_embeds"])
+    latents, _ = sample_under(pipe, Guided(SelectiveGuidance(STEPS + 4)))
+    torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_interval_from_the_start_is_selective_guidance(pipe):
+    interval, _ = sample_under(pipe, Guided(GuidanceInterval(14, start=0.0)))
+    selective, _ = sample_under(pipe, Guided(SelectiveGuidance(14)))
+    assert torch.equal(interval, selective)
+
+
+# -- adaptive guidance
+
+
+def test_adaptive_guidance_between_its_extremes(pipe):
+    never, always = Adaptive(None, 1.0), Adaptive(None, -1.0)
+    latents, evaluations = sample_under(pipe, never)
+    torch.testing.assert_close(latents, sample(pipe))
+    assert evaluations == [2 * STEPS] * 2
+    assert sample_under(pipe, always)[1] == [STEPS + 1] * 2  # the first step is always seen
+    with pytest.raises(PlanError, match="cosine"):
+        AdaptiveGuidance(1.5)
+
+
+def recorded_curves(pipe, indices):
+    recorder = CosineRecorder()
+    with thg.enabled(pipe, recorder):
+        sample(pipe, indices)
+    return recorder.curves
+
+
+def test_adaptive_guidance_decides_for_each_sample_alone(pipe):
+    curves = recorded_curves(pipe, range(5))
+    middle = sorted(row[0] for row in curves)[STEPS // 2]
+    policy = Adaptive(None, middle)
+    together, counts = sample_under(pipe, policy, indices=range(5))
+    for i in range(5):
+        alone, (count,) = sample_under(pipe, policy, indices=[i])
+        assert count == counts[i]
+        torch.testing.assert_close(alone[0], together[i], rtol=1e-4, atol=1e-5)
+
+
+def test_the_threshold_search_predicts_what_runs_cost(pipe):
+    runs = 0
+
+    def run():
+        nonlocal runs
+        runs += 1
+        sample(pipe, range(5))
+
+    nfe = STEPS + 1
+    ready, measured = Adaptive(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
+    _, counts = sample_under(pipe, ready, indices=range(5))
+    assert sum(counts) / len(counts) == pytest.approx(measured["nfe_of_pilot"])
+    assert abs(measured["nfe_of_pilot"] - nfe) <= 0.5
+    again, same = Adaptive(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
+    assert (again, same) == (ready, measured)
+    assert runs == 1  # what was measured before is used again
+
+
+def test_the_threshold_search_finds_the_budget_or_says_that_it_cannot():
+    curves = [[0.5 + 0.04 * step + 0.001 * sample for sample in range(4)] for step in range(10)]
+    for nfe in range(12, 21):
+        threshold, reached = find_threshold(curves, nfe)
+        assert reached == nfe
+        assert 0 < threshold <= 1
+    with pytest.raises(PlanError, match=r"cannot meet nfe=15.*nearest threshold"):
+        find_threshold([[0.5]] * 10, 15)
+
+
+# -- outside programs
+
+
+def pilot_of(pipe):
+    return Pilot(pipe, PROMPTS, STEPS, 5.0, run=lambda: sample(pipe))
+
+
+def test_work_is_counted_in_evaluations(pipe):
+    with counted_work(pipe) as plain:
+        sample(pipe)
+    with counted_work(pipe) as half, Guided(SelectiveGuidance(STEPS + 5)).applied(pipe):
+        sample(pipe)
+    assert 2 * STEPS * half.count / plain.count == pytest.approx(STEPS + 5)
+
+
+@pytest.mark.parametrize("program", [FasterCache(), CacheDiT()])
+def test_programs_for_transformers_are_left_out_on_a_unet(pipe, program):
+    with pytest.raises(OutsideError, match="StableDiffusionPipeline"):
+        program.prepare(pilot_of(pipe), {})
+
+
+def test_a_program_that_is_not_installed_says_so(pipe, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "DeepCache", None)
+    with pytest.raises(OutsideError, match="pip install DeepCache"):
+        DeepCache().prepare(pilot_of(pipe), {})
+
+
+def test_faster_cache_of_diffusers_is_run_counted_and_removed():
+    case = cogvideox()
+    plain = case.run()
+    program = FasterCache(tensor_format="BFCHW")
+    ready, measured = program.prepare(Pilot(case.pipe, [""], 6, 5.0, run=case.run), {})
+    assert 6 <= measured["nfe"] < 12
+    with ready.applied(case.pipe) as evaluations:
+        assert not torch.equal(case.run(), plain)
+        assert evaluations(1) == [measured["nfe"]]
+    assert torch.equal(case.run(), plain)
+
+
+def test_deep_cache_is_run_counted_and_removed(pipe):
+    pytest.importorskip("DeepCache")
+    ready, measured = DeepCache().prepare(pilot_of(pipe), {})
+    assert 0 < measured["nfe"] < 2 * STEPS
+    before = sample(pipe)
+    assert not torch.equal(sample_under(pipe, ready)[0], before)
+    assert torch.equal(sample(pipe), before)
+
+
+def test_cache_dit_is_run_counted_and_removed():
+    pytest.importorskip("cache_dit")
+    flow = stable_diffusion_3()
+    before = sample(flow)
+    ready, measured = CacheDiT().prepare(pilot_of(flow), {})
+    assert 0 < measured["nfe"] <= 2 * STEPS
+    sample_under(flow, ready)
+    assert torch.equal(sample(flow), before)
