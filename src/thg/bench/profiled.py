@@ -60,7 +60,7 @@ class Calibrated(Policy):
         return Profile.load(self.profile).planner(**self.planner).plan(Run.of(steps, guidance_scale))
 
     def _measured(self, pilot: Pilot) -> Plan:
-        from thg.calibrate import calibrate
+        from thg.calibration import calibrate
 
         if len(pilot.prompts) < self.calibrate:
             raise ConfigError(
