@@ -21,6 +21,8 @@ from tests.adapter.families import FAMILIES, STEPS, Broken, Case, Rows
 from thg.adapter.layouts import Batched, layout_of
 
 LEAP = thg.uniform(every=2)
+# inputs of a network that differ from run to run even where the same branch is evaluated
+DEPENDS_ON_LATENTS = (".0", ".sample", ".hidden_states", ".down_block_additional", ".mid_block_additional")
 
 
 class Outcome(NamedTuple):
@@ -89,6 +91,21 @@ def test_leap_evaluates_half_of_the_unconditional_rows(subject):
     assert 0.4 <= (leap.rows - subject.unguided.rows) / unconditional <= 0.75
     assert torch.isfinite(leap.output).all()
     assert distance(leap.output, subject.plain.output) > 1e-4
+
+
+def test_leap_evaluates_the_conditional_branch(subject):
+    """At a step that leaves the unconditional branch out, the network is asked what it is asked without guidance."""
+    case = subject.case
+    calls = 1 if isinstance(layout_of(case.pipe), Batched) else 2  # of a step with both branches
+    with Rows(case, stop_at=2) as unguided, pytest.raises(Broken):
+        case.run(guided=False)
+    with thg.enabled(case.pipe, LEAP), Rows(case, stop_at=calls + 1) as leap, pytest.raises(Broken):
+        case.run()
+    assert leap.last.keys() == unguided.last.keys()
+    for name, asked in leap.last.items():
+        assert asked.shape == unguided.last[name].shape, name
+        if not name.startswith(DEPENDS_ON_LATENTS):
+            assert torch.allclose(asked.float(), unguided.last[name].float(), rtol=1e-4, atol=1e-5), name
 
 
 def test_second_run_is_the_first_one_and_the_summary_says_what_it_cost(subject):

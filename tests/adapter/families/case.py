@@ -7,7 +7,7 @@ pipeline allows it: the inputs are embeddings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Case:
 class Rows:
     """Counts the rows that reach the networks of a case, below anything that wraps their call.
 
-    stop_at: at this network call, raise. networks: others than those of the case.
+    stop_at: at this network call, raise; `last` is what it was called with. networks: others than those of the case.
     """
 
     def __init__(self, case: Case, stop_at: int | None = None, networks: Sequence[str] = ()) -> None:
@@ -91,6 +91,7 @@ class Rows:
     def _count(self, network: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.calls += 1
         if self.calls == self.stop_at:
+            self.last = dict(_tensors({**{str(i): value for i, value in enumerate(args)}, **kwargs}))
             raise Broken
         sample = args[0] if args else kwargs.get("hidden_states", kwargs.get("sample"))
         self.rows += len(sample)
@@ -98,6 +99,15 @@ class Rows:
 
 class Broken(Exception):
     """Raised in the middle of a run."""
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a nested value, each with its path."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(item, f"{name}.{key}")
 
 
 def _first_tensor(output: Any) -> Tensor:
