@@ -1,0 +1,83 @@
+"""Writes docs/pipelines.md from the output of a compatibility check, so that no line of it is kept by hand.
+
+    python docs/make_pipelines.py CHECK.json
+
+CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg) and `why`: one
+for each tiny pipeline that was run through plain CFG, a full plan, leaps, a repeated run, a broken run and disable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import diffusers
+
+from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, known_layouts
+
+PAGE = Path(__file__).with_name("pipelines.md")
+ORDER = ("ok", "wrong", "crash", "refused", "skipped", "no-cfg")
+
+
+def main(check: Path) -> None:
+    results: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in json.loads(check.read_text()):
+        results[row["pipeline"]].append(row)
+    rows = [row for found in results.values() for row in found]
+    counts = {status: sum(row["status"] == status for row in rows) for status in ORDER}
+    guided = sum(counts[status] for status in ("ok", "refused", "wrong", "crash"))
+    lines = [
+        "# Pipelines that work",
+        "",
+        f"Checked with diffusers {diffusers.__version__}: each pipeline is built tiny, with random weights, and run "
+        "with plain CFG, a full plan (must be equal), leaps of two (must evaluate half of the unconditional rows), a "
+        "second time (must be equal to the bit), after a run that raised, and after `thg.disable` (must be equal to "
+        f"the bit). **{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are refused "
+        f"with a reason, {counts['wrong'] + counts['crash']} fail.",
+        "",
+        "This page is made by `docs/make_pipelines.py` from the output of the check.",
+        "",
+        "| pipeline | branches | checked |",
+        "| --- | --- | --- |",
+    ]
+    layouts = known_layouts()
+    for name in sorted({*layouts, *results}, key=str.lower):
+        layout = layouts.get(name)
+        if not isinstance(layout, Refused):
+            lines.append(f"| {name} | {_branches(layout)} | {_verdict(results.get(name, []))} |")
+    lines += ["", "## Refused", "", "`thg.enable` raises `UnsupportedPipelineError` with the reason.", ""]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, layout in layouts.items():
+        if isinstance(layout, Refused):
+            reasons[layout.why].append(name)
+    lines += [f"- {why}: {', '.join(sorted(names))}" for why, names in reasons.items()]
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+def _branches(layout: Batched | Sequential | Delegates | Refused | None) -> str:
+    if isinstance(layout, Batched):
+        return f"one call: {', '.join(layout.branches)}"
+    if isinstance(layout, Sequential):
+        return "a call each: cond, uncond"
+    if isinstance(layout, Delegates):
+        return f"those of {' and '.join(layout.parts)}"
+    return "unknown"
+
+
+def _verdict(found: list[dict[str, str]]) -> str:
+    if not found:
+        return "not run: no tiny version to be had"
+    worst = max(found, key=lambda row: ORDER.index(row["status"]) if row["status"] in ("wrong", "crash") else 0)
+    status = worst["status"] if worst["status"] in ("wrong", "crash") else found[0]["status"]
+    if any(row["status"] == "ok" for row in found) and status not in ("wrong", "crash"):
+        return "ok" if len(found) == 1 else f"ok ({sum(row['status'] == 'ok' for row in found)} variants)"
+    return {
+        "no-cfg": "no guidance to skip in its tiny version",
+        "skipped": "not run: its tiny version does not run",
+    }.get(status, f"{status}: {worst['why']}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
