@@ -113,3 +113,33 @@ def studio(model: Model) -> Iterator[Running]:
 
     with serve(Engine(model)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def profiled_model(model: Model) -> Model:
+    """The same pipeline with a profile, as calibration would have measured it on a smooth model."""
+    import numpy as np
+
+    from thg.profile import About, Moments, Profile
+    from thg.studio.model import Model
+
+    steps = 20
+    about = About("StableDiffusionPipeline", "", "tiny", "DDIMScheduler", "epsilon", 1, steps, 5.0, 0, "2025-01-01")
+    at = np.linspace(0, 1, steps - 1)
+
+    def moments(curve: np.ndarray) -> Moments:
+        return Moments.of(curve * np.array([[0.9], [1.0], [1.1]]))
+
+    terms = np.exp(-np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) / 8)
+    profile = Profile(
+        about,
+        times=np.linspace(951, 1, steps),
+        noise=np.linspace(0.95, 0.0, steps + 1),
+        middle=np.linspace(0.92, 0.05, steps - 1),
+        tortoise=moments(0.5 + 4 * (at - 0.4) ** 2),
+        hare=moments(0.08 + 0.3 * np.exp(-6 * at)),
+        tortoise_rate=moments(3 + 20 * (at - 0.4) ** 2),
+        hare_rate=moments(0.4 + 2 * np.exp(-6 * at)),
+        gram=3 * terms,
+    )
+    return Model(model.pipe, "tiny", model.source, guidance_scale=5.0, steps=steps, profile=profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from thg.errors import PlanError
@@ -21,7 +22,7 @@ def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
 
 def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
     if isinstance(spec, DefaultSpec):
-        return uniform(nfe=float(spec.nfe), hare_order=spec.hare_order)
+        return uniform(nfe=float(spec.nfe), hare_order=spec.hare_order, corrector=spec.corrector)
     if isinstance(spec, PaperSpec):
         return Fixed(preset(spec.preset))
     if isinstance(spec, CustomSpec):
@@ -33,19 +34,20 @@ def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
 
 def _stretched(spec: CustomSpec, calls: int) -> Plan:
     """The grid as it is, or with every step moved to where it stands in a run of another length."""
-    drawn = Plan(spec.of, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order)
+    drawn = Plan(spec.of, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order, spec.corrector)
     if calls == drawn.steps:
         return drawn
     coarse = sorted({index * calls // drawn.steps for index in drawn.coarse})
     cutoff = max(1, round(drawn.end_of_guidance * calls / drawn.steps))
-    return Plan(calls, tuple(coarse), cutoff, spec.boost, spec.hare_order)
+    return replace(drawn, steps=calls, coarse=tuple(coarse), cutoff=cutoff)
 
 
 def as_python(spec: PlanSpec, plan: Plan) -> str:
     """The second argument of `thg.enable` that gives this plan."""
     if isinstance(spec, DefaultSpec):
-        order = "" if spec.hare_order == 2 else ", hare_order=1"
-        return f"thg.uniform(nfe={float(spec.nfe)}{order})"
+        options = "" if spec.hare_order == 2 else ", hare_order=1"
+        options += f", corrector={spec.corrector:g}" if spec.corrector else ""
+        return f"thg.uniform(nfe={float(spec.nfe)}{options})"
     if isinstance(spec, PaperSpec):
         return repr(spec.preset)
     return f"thg.{plan!r}"

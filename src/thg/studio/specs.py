@@ -30,6 +30,7 @@ class DefaultSpec(Strict):
     kind: Literal["default"]
     nfe: Share = 0.65
     hare_order: Order = 2
+    corrector: float = Field(default=0.0, ge=0, le=1)
 
 
 class PaperSpec(Strict):
@@ -62,6 +63,7 @@ class CustomSpec(Strict):
     cutoff: int | None = Field(default=None, ge=1, le=MAX_CALLS)
     boost: float = Field(default=1.0, gt=0, le=4)
     hare_order: Order = 2
+    corrector: float = Field(default=0.0, ge=0, le=1)
 
 
 PlanSpec = Annotated[DefaultSpec | PaperSpec | ProfileSpec | CustomSpec, Field(discriminator="kind")]

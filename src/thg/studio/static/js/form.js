@@ -74,6 +74,7 @@ export class Form {
     $("order").addEventListener("change", () => this.#setPlan("hare_order", Number(radio("order"))));
     $("cutoff").addEventListener("change", () => this.#setPlan("cutoff", number("cutoff")));
     $("boost").addEventListener("change", () => this.#setPlan("boost", number("boost") ?? 1));
+    $("corrector").addEventListener("change", () => this.#setPlan("corrector", number("corrector") ?? 0));
     $("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
@@ -120,6 +121,8 @@ export class Form {
     const ordered = plan.kind === "default" || plan.kind === "custom";
     for (const input of document.querySelectorAll('input[name="order"]')) input.disabled = !ordered;
     if (ordered) setRadio("order", plan.hare_order ?? 2);
+    $("corrector").disabled = !ordered;
+    $("corrector").value = (ordered && plan.corrector) || 0;
     for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
     $("cutoff").value = (plan.kind === "custom" && plan.cutoff) || "";
     $("boost").value = (plan.kind === "custom" && plan.boost) || 1;

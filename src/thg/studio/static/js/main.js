@@ -65,7 +65,9 @@ class Page {
 
   slide(share) {
     const { plan } = this.settings;
-    this.settings.plan = plan.kind === "profile" ? { kind: "profile", nfe: share } : { kind: "default", nfe: share, hare_order: plan.hare_order ?? 2 };
+    this.settings.plan = plan.kind === "profile"
+      ? { kind: "profile", nfe: share }
+      : { kind: "default", nfe: share, hare_order: plan.hare_order ?? 2, corrector: plan.corrector ?? 0 };
     this.form.showPlan();
     this.linked();
     this.replan();
@@ -189,7 +191,7 @@ class Page {
 }
 
 const gridOf = ({ plan }) => ({
-  of: plan.steps, coarse: plan.coarse, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order,
+  of: plan.steps, coarse: plan.coarse, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order, corrector: plan.corrector,
 });
 
 function say(text, bad = false) {

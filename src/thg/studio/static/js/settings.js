@@ -16,10 +16,10 @@ export const startingFrom = (model) => ({
 const WHOLE = ["seed", "batch", "steps", "width", "height"];
 const TEXT = ["prompt", "negative_prompt", "scheduler"];
 const PLAN = {
-  default: ["nfe", "hare_order"],
+  default: ["nfe", "hare_order", "corrector"],
   paper: ["preset"],
   profile: ["rho", "nfe"],
-  custom: ["of", "coarse", "cutoff", "boost", "hare_order"],
+  custom: ["of", "coarse", "cutoff", "boost", "hare_order", "corrector"],
 };
 
 export function toLink(settings) {

@@ -1,0 +1,56 @@
+"""A hundred clients at once: the queue is bounded, the rest are told when to come back, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from tests.studio.conftest import serve, until
+from tests.studio.wishes import finished, plan_wish, run_wish
+from thg.studio.engine import Engine
+
+CLIENTS = 100
+
+
+async def one(client: httpx.AsyncClient, number: int) -> tuple[int, str]:
+    """Status and Retry-After, or the last event of a run."""
+    wish = run_wish(steps=2, seed=number)
+    async with client.stream("POST", "/api/runs", json=wish) as response:
+        text = "".join([part async for part in response.aiter_text()])
+        if response.status_code == 503:
+            return 503, response.headers["retry-after"]
+        return response.status_code, text.rpartition("event: ")[2].split("\n")[0]
+
+
+async def crowd(url: str) -> tuple[list[tuple[int, str]], list[int]]:
+    limits = httpx.Limits(max_connections=2 * CLIENTS)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
+        runs = [one(client, number) for number in range(CLIENTS)]
+        plans = [client.post("/api/plan", json=plan_wish()) for _ in range(CLIENTS)]
+        outcomes = await asyncio.gather(*runs)
+        return outcomes, [answer.status_code for answer in await asyncio.gather(*plans)]
+
+
+def test_a_hundred_clients(model):
+    with serve(Engine(model), waiting=3) as studio:
+        outcomes, plans = asyncio.run(crowd(studio.url))
+        assert {status for status, _ in outcomes} <= {200, 503}
+        served = [last for status, last in outcomes if status == 200]
+        refused = [int(wait) for status, wait in outcomes if status == 503]
+        assert len(served) >= 3
+        assert set(served) == {"done"}
+        assert len(refused) >= CLIENTS // 2
+        assert all(1 <= wait <= 60 for wait in refused)
+        assert plans == [200] * CLIENTS
+        with studio.client() as client:
+            until(lambda: client.get("/api/queue").json() == {"running": False, "waiting": 0, "limit": 3})
+            assert finished(client, run_wish())[-1][0] == "done"
+
+
+def test_closing_the_studio_ends_a_run(model):
+    with serve(Engine(model)) as studio, studio.client() as client:
+        stream = client.stream("POST", "/api/runs", json=run_wish(steps=150))
+        response = stream.__enter__()
+        next(response.iter_lines())
+        stream.__exit__(None, None, None)
