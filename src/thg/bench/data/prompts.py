@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from thg.bench.data.errors import DataError
-from thg.bench.data.table import read_table
+from thg.bench.data.table import LINE_END, read_table
 from thg.errors import MissingExtraError
 
 USUAL_COLUMNS = ("prompt", "caption", "text")
@@ -34,7 +35,7 @@ def read_prompts(path: str | Path, column: str | None = None, count: int | None 
     elif path.suffix.lower() == ".txt":
         if column is not None:
             raise DataError(f"{path} is plain text and has no columns: leave column={column!r} out")
-        found = text.splitlines()
+        found = re.split(LINE_END, text)
     else:
         raise DataError(f"{path} ends in {path.suffix!r}: prompts are read from .csv, .tsv, .jsonl or .txt")
     return take(found, count, str(path))
@@ -52,7 +53,7 @@ def hub_prompts(name: str, column: str | None = None, count: int | None = None, 
     except (OSError, ValueError, StopIteration) as error:
         raise DataError(f"cannot read split {split!r} of the dataset {name}: {error}") from error
     chosen = choose_column(columns, column, f"the dataset {name}")
-    return take((_first_text(row[chosen]) for row in dataset), count, f"the dataset {name}")
+    return take((first_text(row[chosen]) for row in dataset), count, f"the dataset {name}")
 
 
 def choose_column(columns: list[str], column: str | None, source: str) -> str:
@@ -116,6 +117,8 @@ def _from_jsonl(text: str, column: str | None, path: Path) -> Iterator[str]:
         yield row
 
 
-def _first_text(value: Any) -> str:
-    """Some datasets have several captions for each row: the first counts."""
-    return str(value[0] if isinstance(value, list) and value else value)
+def first_text(value: Any) -> str:
+    """The text of a dataset's cell: of several captions the first, nothing for an empty cell."""
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return "" if value is None else str(value)

@@ -33,9 +33,8 @@ class CLAPScore(MeanMetric):
         listener = self._processor.feature_extractor
         sounds = batch.sounds_at(listener.sampling_rate)[:, : listener.nb_max_samples]
         heard = listener([sound.numpy() for sound in sounds], sampling_rate=listener.sampling_rate, return_tensors="pt")
-        longest = min(
-            self._processor.tokenizer.model_max_length, self._model.config.text_config.max_position_embeddings
-        )
+        text_config = self._model.config.text_config
+        longest = text_config.max_position_embeddings - text_config.pad_token_id - 1  # as Roberta counts positions
         read = self._processor.tokenizer(
             list(batch.prompts), padding=True, truncation=True, max_length=longest, return_tensors="pt"
         )

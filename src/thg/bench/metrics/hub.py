@@ -23,7 +23,7 @@ def from_hub(load: Callable[[str], Any], source: str, metric: str) -> Any:
     """`load(source)`, or the error that says which model is missing; `source` is a hub id or a folder."""
     try:
         return load(source)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingExtraError(
             f"{metric} needs the model {source}, which could not be loaded ({cause}). "

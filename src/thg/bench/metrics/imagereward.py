@@ -151,6 +151,8 @@ def _text_model(tensors: dict[str, torch.Tensor]) -> Any:
         hidden_act="gelu",
         is_decoder=True,  # this is what gives transformers' BERT its cross attention
         use_cache=False,
+        bos_token_id=None,
+        sep_token_id=None,
     )
     from transformers.models.blip.modeling_blip_text import BlipTextModel
 

@@ -79,7 +79,7 @@ def judge_metrics(judge: Judge) -> list[Metric]:
     """The three metrics, looking at each batch once."""
 
     def look(batch: Batch) -> Verdict:
-        grey = batch.pictures().mean(1, keepdim=True)
+        grey = batch.pictures().mean(1, keepdim=True).cpu()
         return judge(2 * grey - 1, garments_asked(batch.prompts) if batch.prompts else None)
 
     look_once = LastSeen(look)

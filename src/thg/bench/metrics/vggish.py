@@ -19,6 +19,7 @@ from thg.bench.metrics.base import Embedder
 from thg.bench.metrics.batch import Batch
 from thg.bench.metrics.frechet import FrechetMetric
 from thg.bench.metrics.weights import cache_folder, load_into, read_tensors, require_file
+from thg.errors import MissingExtraError
 
 FILE_NAME = "vggish-10086976.pth"
 HOW_TO_GET = "Download it once from the v0.1 release of github.com/harritaylor/torchvggish."
@@ -92,7 +93,9 @@ def load_vggish(path: Path | None = None, device: str = "cpu") -> Embedder:
     """VGGish's rows for sounds, one for each 0.96 s; `path` defaults to the cache folder."""
     path = require_file(path or cache_folder() / FILE_NAME, "FAD", HOW_TO_GET)
     tensors = read_tensors(path)
-    network = VGGish(hidden=len(tensors.get("embeddings.0.bias", ())) or 4096)
+    if "embeddings.0.bias" not in tensors:
+        raise MissingExtraError(f"{path} holds the weights of another network, not VGGish's. {HOW_TO_GET}")
+    network = VGGish(hidden=len(tensors["embeddings.0.bias"]))
     load_into(network, tensors, path)
     network.eval().to(device)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -64,10 +63,9 @@ def sha256(path: Path) -> str:
 def atomic_target(target: Path) -> Iterator[Path]:
     """A temporary path beside `target` that takes its place when the block ends well, and vanishes otherwise."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
-    os.close(handle)
+    part = target.with_name(f".{target.stem}.{uuid4().hex}{target.suffix}")
     try:
-        yield Path(name)
-        os.replace(name, target)
+        yield part
+        part.replace(target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)

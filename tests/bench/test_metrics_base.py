@@ -1,0 +1,108 @@
+"""The batch that metrics are given, and what all metrics have in common: streaming, merging, starting afresh."""
+
+import math
+
+import pytest
+import torch
+
+from thg.bench.metrics import Batch, MetricError
+from thg.bench.metrics.base import LastSeen
+from thg.bench.metrics.fidelity import PSNR
+from thg.bench.metrics.frechet import FrechetMetric
+from thg.errors import NonFiniteError
+
+
+def pictures(count, seed=0, side=16):
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_mean_has_the_same_bits_however_the_samples_are_split():
+    samples, references = pictures(30), pictures(30, seed=1)
+    whole = PSNR()
+    whole.update(Batch(samples, references=references))
+    parts = [PSNR() for _ in range(3)]
+    for number in reversed(range(30)):
+        one = slice(number, number + 1)
+        parts[number % 3].update(Batch(samples[one], references=references[one]))
+    merged = PSNR()
+    for part in parts:
+        merged.merge(part.state())
+    assert merged.compute() == whole.compute()
+    assert len(merged.scores()) == 30
+
+
+def test_fresh_shares_the_reference_and_counts_from_zero():
+    class Pixels(FrechetMetric):
+        name = "pixels"
+
+    metric = Pixels(lambda batch: batch.pictures()[:, :, 0, 0])
+    metric.add_reference(Batch(pictures(20)))
+    metric.update(Batch(pictures(20, seed=1)))
+    other = metric.fresh()
+    assert other.compute() is None
+    other.update(Batch(pictures(20, seed=1)))
+    assert other.compute() == metric.compute()
+    other.update(Batch(pictures(20, seed=2)))
+    assert other.compute() != metric.compute()
+
+
+def test_nothing_counted_is_none_not_a_number():
+    assert PSNR().compute() is None
+
+
+def test_a_network_runs_once_for_a_batch_that_two_metrics_see():
+    runs = []
+    look = LastSeen(lambda batch: runs.append(batch) or batch.samples)
+    first, second = Batch(pictures(2)), Batch(pictures(2))
+    for batch in (first, first, second, second):
+        assert look(batch) is batch.samples
+    assert runs == [first, second]
+
+
+def test_bytes_and_floats_are_the_same_picture():
+    original = torch.randint(0, 256, (2, 3, 12, 12), dtype=torch.uint8)
+    batch = Batch(original.float() / 255)
+    assert torch.equal(batch.rgb_bytes(), original)
+    assert torch.equal(Batch(original).pictures(), batch.pictures())
+    assert batch.pil_pictures()[1].getpixel((3, 5)) == tuple(original[1, :, 5, 3].tolist())
+
+
+def test_grey_pictures_become_three_equal_channels():
+    grey = torch.rand(2, 1, 12, 12)
+    assert Batch(grey).rgb_bytes().shape == (2, 3, 12, 12)
+
+
+def test_resampling_keeps_a_tone():
+    seconds = torch.arange(48_000) / 48_000
+    tone = torch.sin(2 * math.pi * 440 * seconds)[None]
+    heard = Batch(tone, sample_rate=48_000).sounds_at(16_000)
+    expected = torch.sin(2 * math.pi * 440 * torch.arange(16_000) / 16_000)[None]
+    assert heard.shape == (1, 16_000)
+    assert (heard - expected)[:, 200:-200].abs().max() < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Batch(2 * pictures(2) - 1), r"\(x \+ 1\) / 2"),
+        (lambda: Batch(pictures(2)[0]), "expected \\(batch, 1 or 3"),
+        (lambda: Batch(torch.zeros(1, 3, 4, 4, dtype=torch.int64)), "torch.uint8"),
+        (lambda: Batch(pictures(2), prompts=("one",)), "2 samples but 1 prompts"),
+        (lambda: Batch(pictures(2), references=pictures(3)), "same size"),
+        (lambda: Batch(pictures(2), sample_rate=16_000), "expected floats in"),
+        (lambda: Batch(torch.zeros(1, 10), sample_rate=0), "sample_rate=0"),
+        (lambda: Batch(pictures(2)).sounds_at(16_000), "not pictures"),
+        (lambda: PSNR().update(Batch(pictures(2))), "references="),
+    ],
+)
+def test_errors_say_what_to_write(make, said):
+    with pytest.raises(MetricError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_picture_or_sound_that_is_not_finite_is_refused(bad):
+    with pytest.raises(NonFiniteError):
+        Batch(torch.full((1, 3, 4, 4), bad))
+    with pytest.raises(NonFiniteError):
+        Batch(torch.full((1, 10), bad), sample_rate=16_000)

@@ -1,0 +1,123 @@
+"""The Frechet distance against closed forms and scipy's matrix root; moments against numpy."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+
+from thg.bench.metrics import Batch, MetricError
+from thg.bench.metrics.frechet import FrechetMetric, Gaussian, Moments, frechet_distance
+
+
+class Pixels(FrechetMetric):
+    """The Frechet distance of the first pixels."""
+
+    name = "pixels"
+
+
+def first_pixels(batch):
+    return batch.pictures()[:, :, 0, :2].flatten(1)
+
+
+def gaussian(mean, covariance):
+    return Gaussian(torch.tensor(mean, dtype=torch.float64), torch.tensor(covariance, dtype=torch.float64))
+
+
+def random_gaussian(seed, size, rank):
+    generator = np.random.default_rng(seed)
+    factor = generator.normal(size=(size, rank))
+    return gaussian(generator.normal(size=size), factor @ factor.T)
+
+
+def test_distance_of_diagonal_gaussians_in_closed_form():
+    first = gaussian([0.0, 1.0, 2.0], np.diag([1.0, 4.0, 9.0]))
+    second = gaussian([1.0, 1.0, 0.0], np.diag([4.0, 1.0, 16.0]))
+    # |mu|^2 + sum (s1 - s2)^2 = (1 + 4) + (1 + 1 + 1)
+    assert frechet_distance(first, second) == pytest.approx(8, abs=1e-12)
+    assert frechet_distance(first, first) == pytest.approx(0, abs=1e-12)
+
+
+def test_distance_against_scipys_matrix_root():
+    first, second = random_gaussian(0, 12, 20), random_gaussian(1, 12, 20)
+    root = sqrtm((first.covariance @ second.covariance).numpy())
+    expected = (
+        float((first.mean - second.mean).square().sum())
+        + float(first.covariance.trace() + second.covariance.trace())
+        - 2 * np.trace(root).real
+    )
+    assert frechet_distance(first, second) == pytest.approx(expected, rel=1e-9)
+    assert frechet_distance(second, first) == pytest.approx(expected, rel=1e-9)
+
+
+def test_singular_covariances_on_different_subspaces():
+    first, second = gaussian([0.0, 0.0], np.diag([1.0, 0.0])), gaussian([0.0, 0.0], np.diag([0.0, 1.0]))
+    assert frechet_distance(first, second) == pytest.approx(2, abs=1e-12)
+    low, other = random_gaussian(2, 30, 5), random_gaussian(3, 30, 4)
+    assert frechet_distance(low, other) == pytest.approx(frechet_distance(other, low), rel=1e-8)
+
+
+def test_moments_of_streams_and_merged_streams_against_numpy():
+    rows = torch.randn(101, 6, generator=torch.Generator().manual_seed(0)) + 1000
+    whole, left, right = Moments(), Moments(), Moments()
+    for part in torch.split(rows, 7):
+        whole.add(part)
+    left.add(rows[:64])
+    right.add(rows[64:65])
+    right.add(rows[65:])
+    left.merge(right.state())
+    left.merge(Moments().state())
+    for moments in (whole, left):
+        mean, covariance = moments.gaussian()
+        assert moments.count == 101
+        np.testing.assert_allclose(mean.numpy(), rows.double().numpy().mean(0), rtol=1e-14)
+        np.testing.assert_allclose(
+            covariance.numpy(), np.cov(rows.double().numpy(), rowvar=False), rtol=1e-9, atol=1e-12
+        )
+
+
+def test_a_metric_with_references_in_batches_or_as_statistics():
+    generator = torch.Generator().manual_seed(0)
+    references, samples = torch.rand(40, 3, 4, 4, generator=generator), torch.rand(30, 3, 4, 4, generator=generator)
+    metric = Pixels(first_pixels)
+    assert metric.compute() is None
+    for part in torch.split(references, 16):
+        metric.add_reference(Batch(part))
+    assert metric.compute() is None
+    metric.update(Batch(samples[:10]))
+    elsewhere = metric.fresh()
+    elsewhere.update(Batch(samples[10:]))
+    metric.merge(elsewhere.state())
+
+    from_file = Pixels(first_pixels)
+    from_file.use_statistics(metric.statistics())
+    from_file.update(Batch(samples))
+    x, y = (first_pixels(Batch(t)).double().numpy() for t in (samples, references))
+    expected = frechet_distance(gaussian(x.mean(0), np.cov(x.T)), gaussian(y.mean(0), np.cov(y.T)))
+    assert metric.compute() == pytest.approx(expected, rel=1e-9)
+    assert from_file.compute() == pytest.approx(expected, rel=1e-9)
+    assert int(metric.statistics()["n"]) == 40
+
+
+def test_references_counted_by_two_processes():
+    references = torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    alone, one, two = Pixels(first_pixels), Pixels(first_pixels), Pixels(first_pixels)
+    alone.add_reference(Batch(references))
+    one.add_reference(Batch(references[:15]))
+    two.add_reference(Batch(references[15:]))
+    one.merge_reference(two.reference_state())
+    for name, value in alone.statistics().items():
+        torch.testing.assert_close(one.statistics()[name], value)
+
+
+def test_errors():
+    metric = Pixels(first_pixels)
+    with pytest.raises(MetricError, match="two or more"):
+        metric.statistics()
+    with pytest.raises(MetricError, match="mu and sigma"):
+        metric.use_statistics({"features": torch.zeros(3, 3)})
+    with pytest.raises(MetricError, match="another network"):
+        frechet_distance(random_gaussian(0, 3, 3), random_gaussian(0, 4, 4))
+    moments = Moments()
+    moments.add(torch.zeros(2, 3))
+    with pytest.raises(MetricError, match="mixed"):
+        moments.add(torch.zeros(2, 4))
