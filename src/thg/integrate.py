@@ -19,10 +19,9 @@ from thg.errors import PlanError
 from thg.network import Denoiser, Network, require_finite
 from thg.plan import Plan
 from thg.schedule import Schedule
-from thg.solvers import Solver, Track, advance, lagrange_weights, observe, step
+from thg.solvers import Solver, Track, advance, observe, step
 
 Form = Literal["predictor", "two-state"]
-INTERPOLATED = 3  # evaluations through which the corrector interpolates
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,62 +105,51 @@ def _predictor(
 ) -> Tensor:
     """One state; where d is not evaluated it is predicted by the hare."""
     track = Track(x)
-    kept = INTERPOLATED if plan.corrector else hare.MEMORY
+    scales = [(guidance_scale - 1) * plan.boost_at(i) for i in range(plan.end_of_guidance)]  # (w - 1) b
+    kept = plan.hare_order + bool(plan.corrector)  # evaluations that are looked at when a fresh one arrives
     positions: list[int] = []
     terms: list[Tensor] = []
     for i in range(plan.steps):
         node = schedule.nodes[i]
         output = network(track.x, node, True)
         if plan.evaluates(i):
-            positions, terms = positions[1 - kept :], terms[1 - kept :]
+            del positions[: len(positions) + 1 - kept], terms[: len(terms) + 1 - kept]
             terms.append(output - network(track.x, node, False))
             positions.append(i)
             if plan.corrector and len(positions) > 1:
-                track = _corrected(track, plan, schedule, solver, guidance_scale, positions, terms)
+                track = _corrected(track, plan, schedule, solver, scales, positions, terms)
         if i < plan.end_of_guidance:
-            d = hare.predict(positions, terms, i, plan.hare_order)
-            output = output.add(d, alpha=(guidance_scale - 1) * plan.boost_at(i))  # e_c + (w - 1) d
+            d = terms[-1] if positions[-1] == i else hare.predict(positions, terms, i, plan.hare_order)
+            output = output.add(d, alpha=scales[i])  # e_c + (w - 1) b d
+            del d
         track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
     return track.x
 
 
 def _corrected(
-    track: Track,
+    track: Track[Tensor],
     plan: Plan,
     schedule: Schedule,
     solver: Solver,
-    guidance_scale: float,
+    scales: Sequence[float],
     positions: Sequence[int],
     terms: Sequence[Tensor],
-) -> Track:
+) -> Track[Tensor]:
     """The track, with the error of the leap just finished taken back as far as the fresh term shows it.
 
-    The term during the leap is now interpolated through the last evaluations instead of predicted. The solver is
-    linear, so its response to the difference is what it makes of the difference from a state of zero; and the
-    difference is a combination of the kept terms, so that run is over their weights, not over latents. What the solver
-    remembers of the leap is corrected along with the state. A boost stays on.
+    The leap was run on the polynomial through the last `hare_order` evaluations before it. With the fresh one the
+    degree rises by one, so in Newton's form the two differ at step k by `D * prod(k - position)`, with D the divided
+    difference of all of them. The solver is linear: its response is D times what it makes, from zero, of those
+    products, which are mere numbers. What it remembers of the leap is corrected along with the state. A boost stays on.
     """
-    start, end = positions[-2:]
-    zero = torch.zeros(len(positions), dtype=torch.float64)
-    before = tuple(schedule.nodes[:start])
-    response = Track(zero, before, (zero,) * min(len(before), solver.memory))
-    for k in range(start, end):
-        true = lagrange_weights(positions, k)
-        held = hare.weights(positions[:-1], k, plan.hare_order)
-        used = (*(0.0,) * (len(positions) - 1 - len(held)), *held, 0.0)
-        gain = (guidance_scale - 1) * plan.boost_at(k) * plan.corrector
-        difference = gain * (torch.tensor(true, dtype=torch.float64) - torch.tensor(used, dtype=torch.float64))
+    *before, fresh = positions
+    start = before[-1]
+    response = Track(0.0, schedule.nodes[:start], (0.0,) * min(start, solver.memory - 1))
+    for k in range(start, fresh):
+        difference = plan.corrector * scales[k] * math.prod(k - position for position in before)
         response = step(response, solver, schedule.nodes[k], difference, schedule.landings[k], schedule.normal)
-    return Track(
-        _add(track.x, response.x, terms),
-        track.path,
-        tuple(_add(o, r, terms) for o, r in zip(track.outputs, response.outputs, strict=True)),
-    )
-
-
-def _add(values: Tensor, weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """values + sum_m weights_m terms_m."""
-    for weight, term in zip(weights.tolist(), terms, strict=True):
-        if weight:
-            values = values.add(term, alpha=weight)
-    return values
+    divided = torch.zeros_like(track.x)  # D
+    for own, term in zip(positions, terms, strict=True):
+        divided.add_(term, alpha=1 / math.prod(own - other for other in positions if other != own))
+    outputs = (m.add(divided, alpha=r) if r else m for m, r in zip(track.outputs, response.outputs, strict=True))
+    return Track(track.x.add(divided, alpha=response.x), track.path, tuple(outputs))

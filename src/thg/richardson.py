@@ -113,8 +113,8 @@ def richardson_first_order(
 class _Split:
     """Tortoise and hare side by side, both on the fine grid."""
 
-    tortoise: Track
-    hare: Track
+    tortoise: Track[Tensor]
+    hare: Track[Tensor]
     hare_scale: float  # w - 1
 
     @property

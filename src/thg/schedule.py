@@ -34,7 +34,9 @@ class Node(NamedTuple):
     @property
     def log_snr(self) -> float:
         """log(alpha^2 / sigma^2): infinite for clean data, minus infinite for pure noise."""
-        return float(log_snr(self.alpha, self.sigma))
+        if self.alpha == 0 or self.sigma == 0:
+            return math.inf if self.alpha else -math.inf
+        return 2 * math.log(self.alpha / self.sigma)
 
 
 def log_snr(alpha: ArrayLike, sigma: ArrayLike) -> Array:
@@ -386,6 +388,8 @@ def scheduler_log_snr(scheduler: Any) -> Array:
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is not None and len(sigmas) >= count:
         sigma = _float64(sigmas)[:count]
+        if hasattr(scheduler, "sigmas_interpol"):  # KDPM2: every second call is in the middle of a step
+            sigma[1::2] = _float64(scheduler.sigmas_interpol)[1:count:2]
         if not _is_flow(scheduler):
             return log_snr(1.0, sigma)
         if getattr(scheduler.config, "invert_sigmas", False):
@@ -510,7 +514,8 @@ def prediction_of(scheduler: Any) -> Prediction:
 
 
 def _float64(values: Any) -> Array:
-    return np.asarray(values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values, np.float64)
+    """A copy in double precision."""
+    return np.array(values.tolist() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
 def _integers(values: Any) -> NDArray[np.int64]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -48,37 +48,55 @@ class Solver(Protocol):
 # -- one equation on its way
 
 
+Value = TypeVar("Value", Tensor, float)
+"""What a solver can be run on: latents, or the numbers that stand for them in a linear combination."""
+
+
 @dataclass(frozen=True, eq=False)
-class Track:
+class Track(Generic[Value]):
     """The state of one equation and what its solver remembers: where outputs were taken, and the last of them."""
 
-    x: Tensor
+    x: Value
     path: tuple[Node, ...] = ()
-    outputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Value, ...] = ()
 
 
-def observe(track: Track, solver: Solver, node: Node, output: Tensor, normal: Prediction) -> Track:
+def observe(track: Track[Value], solver: Solver, node: Node, output: Value, normal: Prediction) -> Track[Value]:
     """The track with one more output, taken at `node` where the state is `track.x`."""
     kind = solver.works_in(normal)
     if kind != normal:  # dpmsolver++ integrates x0, which depends on the state as well
         p, q = express(node, normal, content(node, kind))
-        output = (p * track.x).add_(output, alpha=q)
-    return Track(track.x, (*track.path, node), (*track.outputs, output)[-solver.memory :])
+        output = _combined(p, track.x, (q,), (output,))
+    return Track(track.x, (*track.path, node), _newest(track.outputs, solver.memory - 1) + (output,))  # noqa: RUF005
 
 
-def advance(track: Track, solver: Solver, target: Node, normal: Prediction) -> Tensor:
+def advance(track: Track[Value], solver: Solver, target: Node, normal: Prediction) -> Value:
     """Solver(x, outputs, t, s): the state at `target`, from the newest output on."""
     a, b = solver.coefficients(track.path, target, solver.works_in(normal))
-    x = a * track.x
-    for weight, output in zip(b, track.outputs[-len(b) :], strict=True):
-        x.add_(output, alpha=weight)
-    return x
+    return _combined(a, track.x, b, track.outputs[-len(b) :])
 
 
-def step(track: Track, solver: Solver, node: Node, output: Tensor, target: Node, normal: Prediction) -> Track:
-    """Observe an output, then advance the state to `target`."""
+def step(
+    track: Track[Value], solver: Solver, node: Node, output: Value, target: Node, normal: Prediction
+) -> Track[Value]:
+    """Observe an output, advance the state to `target`, and forget what no later step can use."""
     track = observe(track, solver, node, output, normal)
-    return replace(track, x=advance(track, solver, target, normal))
+    return Track(advance(track, solver, target, normal), track.path, _newest(track.outputs, solver.memory - 1))
+
+
+def _newest(outputs: tuple[Value, ...], count: int) -> tuple[Value, ...]:
+    return outputs[max(0, len(outputs) - count) :]
+
+
+def _combined(a: float, x: Value, b: Sequence[float], outputs: Sequence[Value]) -> Value:
+    """a x + sum_k b_k m_k, in one new tensor."""
+    total = a * x
+    for weight, output in zip(b, outputs, strict=True):
+        if isinstance(total, Tensor):
+            total.add_(output, alpha=weight)
+        else:
+            total += weight * output
+    return total
 
 
 # -- linear multistep: DDIM, Euler, LMS, PLMS
@@ -150,7 +168,7 @@ class DPMSolver2:
     singlestep: steps come in pairs; the second begins again where the pair began and uses both outputs.
     correction: how the slope of the output is weighed, `solver_type` in diffusers.
     first_order_into: steps that end at this position or later are of order 1 (`lower_order_final` in diffusers).
-    A step to sigma = 0, where lambda is infinite, always is.
+    Steps that touch pure noise or clean data, where lambda is infinite, always are.
     """
 
     predicts: Literal["sample", "epsilon"] = "sample"
@@ -176,10 +194,12 @@ class DPMSolver2:
     def coefficients(self, path: Sequence[Node], target: Node, kind: Prediction) -> tuple[float, tuple[float, ...]]:
         here = path[-1]
         a, b = express(here, kind, (target.alpha, target.sigma))
-        completes_pair = len(path) % 2 == 0
-        if len(path) == 1 or target.position >= self.first_order_into or (self.singlestep and not completes_pair):
+        begins_pair = self.singlestep and len(path) % 2 == 1
+        if len(path) == 1 or begins_pair or target.position >= self.first_order_into:
             return a, (b,)
         before = path[-2]
+        if not all(math.isfinite(node.log_snr) for node in (before, here, target)):
+            return a, (b,)
         if not self.singlestep:
             slope = self._slope_weight(here, target, b, before)
             return a, (slope, b - slope)
@@ -194,7 +214,7 @@ class DPMSolver2:
         """The weight of (m_other - m_base) in a step from `base`, where `b` is the weight of m_base at order 1."""
         h = 0.5 * (target.log_snr - base.log_snr)
         h0 = 0.5 * (other.log_snr - base.log_snr)
-        if not (math.isfinite(h) and math.isfinite(h0) and h and h0):  # pure noise, clean data, a step of no length
+        if h == 0 or h0 == 0:  # a step of no length, as some grids end with
             return 0.0
         if self.correction == "midpoint":
             slope = 0.5 * b
@@ -259,6 +279,12 @@ def solver_like(scheduler: Any) -> Solver:
     if name == "LMSDiscreteScheduler":
         return lms(order=4)
     if name == "PNDMScheduler":
+        if config.prediction_type != "epsilon":
+            raise ScheduleError(
+                f"PNDMScheduler with prediction_type={config.prediction_type!r} averages outputs before it turns them "
+                "into eps, which no solver of thg does; write scheduler = "
+                "diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
+            )
         return plms(order=4)
     if name in ("DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"):
         return _dpm_like(scheduler, singlestep=name == "DPMSolverSinglestepScheduler")
