@@ -1,0 +1,270 @@
+"""Schedules: the levels of diffusers' own grids, any time in between, and what a network output means there."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thg.errors import ScheduleError
+from thg.schedule import Node, Schedule, content, express, scheduler_log_snr
+
+diffusers = pytest.importorskip("diffusers")
+
+BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+KINDS = ("epsilon", "v_prediction", "sample", "flow")
+SPACINGS = ("leading", "trailing", "linspace")
+
+
+def make(name, steps=10, **config):
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+# -- made by hand
+
+
+def test_levels_at_any_time():
+    for schedule in (Schedule.from_betas(BETAS, 50), Schedule.vp(50)):
+        times = np.linspace(0.01, 0.99, 40) * schedule.times[0]
+        alpha, sigma = schedule.alpha_at(times), schedule.sigma_at(times)
+        assert alpha.dtype == sigma.dtype == np.float64
+        assert np.allclose(alpha**2 + sigma**2, 1, atol=1e-12)
+        assert np.allclose(schedule.log_snr_at(times), np.log(alpha**2 / sigma**2))
+        assert np.all(np.diff(schedule.log_snr_at(times)) < 0)
+    flow = Schedule.flow(20)
+    assert np.allclose(flow.alpha_at([250.0, 1000.0]), [0.75, 0.0])
+    assert flow.log_snr_at(1000.0) == -np.inf
+    assert flow.log_snr_at(0.0) == np.inf
+
+
+def test_whole_times_are_those_of_the_training_schedule():
+    schedule = Schedule.from_betas(BETAS, 10)
+    alphas_cumprod = np.cumprod(1 - BETAS)
+    assert np.allclose(schedule.alpha_at([0, 500, 999]) ** 2, alphas_cumprod[[0, 500, 999]], rtol=1e-12)
+    between = schedule.log_snr_at(500.5)
+    assert schedule.log_snr_at(501) < between < schedule.log_snr_at(500)
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("steps", [7, 50])
+def test_spacing_is_that_of_diffusers(spacing, steps):
+    schedule = Schedule.from_betas(BETAS, steps, spacing=spacing, steps_offset=1, set_alpha_to_one=False)
+    scheduler = make("EulerDiscreteScheduler", steps, timestep_spacing=spacing, steps_offset=1, **SD)
+    assert np.allclose(schedule.times[:-1], scheduler.timesteps.numpy(), atol=1e-3)
+    assert np.allclose(schedule.log_snr[:-1], scheduler_log_snr(scheduler), atol=1e-3)
+    assert schedule.alpha[-1] ** 2 == pytest.approx(1 - BETAS[0])
+
+
+def test_the_flow_grid_is_shifted():
+    schedule = Schedule.flow(4, shift=3.0)
+    assert np.allclose(schedule.sigma, [1, 0.9, 0.75, 0.5, 0])
+    assert np.allclose(schedule.times, 1000 * schedule.sigma)
+
+
+def test_between_two_nodes():
+    schedule = Schedule.from_betas(BETAS, 10)
+    middle = schedule.node(3.5)
+    assert middle.time == (schedule.times[3] + schedule.times[4]) / 2  # t_m of Algorithm 3
+    assert middle.alpha == float(schedule.alpha_at(middle.time))
+    assert schedule.node(4) == schedule.nodes[4]
+    assert schedule.node(9.9).time >= 0  # a network is never asked below its first training time
+    with pytest.raises(ScheduleError, match="outside the grid of 10"):
+        schedule.node(10.5)
+
+
+def test_regridding():
+    schedule = Schedule.vp(10)
+    assert np.allclose(schedule.regrid(40).sigma, Schedule.vp(40).sigma)
+    assert [node.position for node in schedule.regrid(3).nodes] == [0, 1, 2, 3]
+    euler = Schedule.from_diffusers(make("EulerDiscreteScheduler", 10, **SD))
+    assert np.allclose(euler.regrid(10).sigma, euler.sigma)
+    assert np.allclose(euler.regrid(20).sigma[::2], euler.sigma)
+
+
+# -- what an output means
+
+
+@given(st.floats(0.02, 1.0), st.floats(0.02, 1.0), st.sampled_from(KINDS), st.sampled_from(KINDS), st.floats(-2, 2))
+def test_every_kind_of_output_says_the_same(alpha, sigma, kind, other, x0):
+    node, eps = Node(0, 0.5, alpha, sigma), 0.3
+    x = alpha * x0 + sigma * eps
+    given_output, expected = (a * x0 + b * eps for a, b in (content(node, kind), content(node, other)))
+    p, q = express(node, kind, content(node, other))
+    assert p * x + q * given_output == pytest.approx(expected, abs=1e-9)
+
+
+def test_v_is_the_v_of_the_papers():
+    alpha, sigma = 0.6, 0.8
+    assert content(Node(0, 0, alpha, sigma), "v_prediction") == pytest.approx((-sigma, alpha))
+    exploding = Node(0, 0, 1.0, sigma / alpha)  # the same level, state divided by alpha
+    assert content(exploding, "v_prediction") == pytest.approx((-sigma, alpha))
+
+
+def test_an_output_that_says_nothing_is_refused():
+    with pytest.raises(ScheduleError, match=r"'epsilon' says nothing .* alpha is 0"):
+        express(Node(0, 999.0, 0.0, 1.0), "epsilon", (1.0, 0.0))
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_normalised_once(kind):
+    scheduler = make("EulerDiscreteScheduler", prediction_type=kind, **SD)
+    schedule = Schedule.from_diffusers(scheduler)
+    node = schedule.nodes[4]
+    x0, eps = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    x = node.alpha * x0 + node.sigma * eps
+    a, b = content(node, kind)
+    assert torch.allclose(schedule.normalise(x, a * x0 + b * eps, node), eps)
+    scaled = scheduler.scale_model_input(x, scheduler.timesteps[4])
+    assert torch.allclose(schedule.network_input(x, node), scaled.double(), rtol=1e-6)
+
+
+# -- read from diffusers
+
+WITH_SIGMAS = [
+    *itertools.product(
+        ("EulerDiscreteScheduler", "LMSDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"),
+        ({}, {"use_karras_sigmas": True}, {"timestep_spacing": "trailing"}),
+    ),
+    ("DPMSolverSinglestepScheduler", {"lower_order_final": True}),
+    ("DPMSolverSinglestepScheduler", {"lower_order_final": True, "use_karras_sigmas": True}),
+    ("DEISMultistepScheduler", {}),
+    ("DEISMultistepScheduler", {"use_karras_sigmas": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "extra"), WITH_SIGMAS)
+@pytest.mark.parametrize("steps", [4, 25])
+def test_schedulers_with_sigmas(name, steps, extra):
+    scheduler = make(name, steps, **SD, **extra)
+    schedule = Schedule.from_diffusers(scheduler)
+    sigmas = scheduler.sigmas.double().numpy()
+    assert np.allclose(schedule.sigma / schedule.alpha, sigmas, rtol=1e-9)
+    assert np.array_equal(schedule.times[:-1], scheduler.timesteps.double().numpy())
+    assert np.allclose(schedule.log_snr[:-1], scheduler_log_snr(scheduler))
+    for i in range(steps):  # between two nodes lies between their levels, and the network is told a time that fits
+        middle = schedule.node(i + 0.5)
+        assert schedule.nodes[i].log_snr <= middle.log_snr <= schedule.nodes[i + 1].log_snr
+        assert 0 <= middle.time <= 999
+
+
+@pytest.mark.parametrize("name", ["DPMSolverMultistepScheduler", "UniPCMultistepScheduler", "DEISMultistepScheduler"])
+def test_schedulers_with_flow_sigmas(name):
+    scheduler = make(name, 10, use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction")
+    schedule = Schedule.from_diffusers(scheduler)
+    assert schedule.prediction == schedule.normal == "flow"
+    assert np.allclose(schedule.sigma, scheduler.sigmas.double().numpy())
+    assert np.allclose(schedule.alpha, 1 - schedule.sigma)
+
+
+def test_flow_matching_with_shift_and_own_sigmas():
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    scheduler.set_timesteps(sigmas=np.linspace(1, 0.1, 8), mu=1.1)
+    schedule = Schedule.from_diffusers(scheduler)
+    assert np.allclose(schedule.sigma, scheduler.sigmas.double().numpy())
+    assert scheduler_log_snr(scheduler)[0] == -np.inf
+
+
+@pytest.mark.parametrize("name", ["DDIMScheduler", "PNDMScheduler"])
+@pytest.mark.parametrize("one", [True, False])
+def test_schedulers_with_alphas(name, one):
+    extra = {"skip_prk_steps": True} if name == "PNDMScheduler" else {}
+    scheduler = make(name, 50, set_alpha_to_one=one, steps_offset=1, timestep_spacing="leading", **SD, **extra)
+    schedule = Schedule.from_diffusers(scheduler)
+    assert schedule.steps == 50
+    assert schedule.times[:2].tolist() == [981, 961]
+    assert schedule.alpha[-1] == (1 if one else pytest.approx(float(scheduler.alphas_cumprod[0]) ** 0.5))
+    assert schedule.landings == schedule.nodes[1:]
+
+
+def test_ddim_lands_beside_the_next_time_on_uneven_grids():
+    schedule = Schedule.from_diffusers(make("DDIMScheduler", 7, timestep_spacing="linspace", **SD))
+    assert schedule.times[:2].tolist() == [999, 832]
+    assert schedule.landings[0].time == 999 - 1000 // 7 == 857
+
+
+def test_levels_beyond_the_training_schedule():
+    scheduler = make("EulerDiscreteScheduler", 10, use_karras_sigmas=True, sigma_max=80.0, sigma_min=0.002, **SD)
+    schedule = Schedule.from_diffusers(scheduler)
+    assert schedule.sigma[0] == pytest.approx(80.0)
+    assert schedule.nodes[0].log_snr < schedule.node(0.5).log_snr < schedule.nodes[1].log_snr
+
+
+# -- refused
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("EulerAncestralDiscreteScheduler", {}, r"EulerAncestral.* diffusers\.EulerDiscreteScheduler\.from_config"),
+        ("DDPMScheduler", {}, r"DDPMScheduler .* diffusers\.DDIMScheduler"),
+        ("LCMScheduler", {}, "LCMScheduler"),
+        ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}, "algorithm_type='dpmsolver\\+\\+'"),
+        ("HeunDiscreteScheduler", {}, "HeunDiscreteScheduler is not a scheduler whose grid can be read"),
+        ("PNDMScheduler", {}, "skip_prk_steps=True"),
+        ("DDIMScheduler", {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}, "zero terminal SNR"),
+        ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True}, "stochastic_sampling"),
+        ("FlowMatchEulerDiscreteScheduler", {"invert_sigmas": True}, "invert_sigmas"),
+        ("EulerDiscreteScheduler", {"timestep_type": "continuous", "prediction_type": "v_prediction"}, "timestep_type"),
+    ],
+)
+def test_schedulers_that_are_refused(name, config, words):
+    with pytest.raises(ScheduleError, match=words):
+        Schedule.from_diffusers(make(name, **config))
+
+
+def test_the_number_of_steps_must_be_set():
+    with pytest.raises(ScheduleError, match=r"set_timesteps\(50\)"):
+        Schedule.from_diffusers(diffusers.DDIMScheduler())
+    with pytest.raises(ScheduleError, match=r"set_timesteps\(50\)"):
+        scheduler_log_snr(diffusers.DDIMScheduler())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Schedule.from_betas([0.1, 1.2], 2), "between 0 and 1"),
+        (lambda: Schedule.from_betas(BETAS, 0), "steps must lie between 1 and the 1000"),
+        (lambda: Schedule.from_betas(BETAS, 10, spacing="dense"), "spacing must be one of"),
+        (lambda: Schedule.from_betas(BETAS, 10, prediction="noise"), "prediction must be one of"),
+        (lambda: Schedule.vp(4, final_time=2.0), "noise must fall along the grid"),
+        (lambda: Schedule.flow(0), "at least 1 step"),
+    ],
+)
+def test_wrong_schedules_by_hand(call, words):
+    with pytest.raises(ScheduleError, match=words):
+        call()
+
+
+# -- log-SNR of any scheduler
+
+
+@pytest.mark.parametrize(
+    "name", ["EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DDPMScheduler", "KDPM2DiscreteScheduler"]
+)
+def test_log_snr_also_of_schedulers_whose_grid_is_refused(name):
+    scheduler = make(name, 20, **SD)
+    found = scheduler_log_snr(scheduler)
+    assert found.shape == (len(scheduler.timesteps),)
+    assert np.all(np.diff(found) >= 0)
+    table = Schedule.from_betas(BETAS, 1)
+    assert np.allclose(found, table.log_snr_at(scheduler.timesteps.double().numpy()), atol=0.02)
+
+
+def test_log_snr_at_zero_terminal_snr():
+    scheduler = make("DDIMScheduler", 10, rescale_betas_zero_snr=True, timestep_spacing="trailing", **SD)
+    assert scheduler_log_snr(scheduler)[0] == -np.inf
+
+
+def test_log_snr_of_a_time_that_runs_backwards():
+    forward = scheduler_log_snr(make("FlowMatchEulerDiscreteScheduler", 10))
+    assert np.allclose(scheduler_log_snr(make("FlowMatchEulerDiscreteScheduler", 10, invert_sigmas=True)), forward)
+
+
+def test_log_snr_of_something_without_noise_levels():
+    with pytest.raises(ScheduleError, match="neither `sigmas` nor `alphas_cumprod`"):
+        scheduler_log_snr(make("IPNDMScheduler"))
