@@ -56,11 +56,15 @@ def plain_cfg(network: BusyNetwork, x: Tensor, schedule: Schedule, solver: Solve
     """Classifier-free guidance with the same solver and nothing else."""
     track = Track(x)
     for i in range(schedule.steps):
-        node = schedule.nodes[i]
-        e_c, e_u = network(track.x, node.time, True), network(track.x, node.time, False)
-        output = e_u + GUIDANCE * (e_c - e_u)
-        track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
+        output = guided(network, track.x, schedule.nodes[i].time)
+        track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
+        del output
     return track.x
+
+
+def guided(network: BusyNetwork, x: Tensor, t: float) -> Tensor:
+    e_c, e_u = network(x, t, True), network(x, t, False)
+    return e_u + GUIDANCE * (e_c - e_u)
 
 
 class LiveTensors(TorchDispatchMode):
