@@ -220,20 +220,14 @@ class ProfilePlanner:
         return look_before_you_leap(m_max(tortoise.tolist(), hare.tolist(), rho, self.profile.about.order))
 
     def _within(self, here: Regridded, evaluations: int, cutoff: int) -> tuple[int, ...]:
-        """Algorithm 2 with the smallest rho whose grid fits the budget."""
+        """Algorithm 2 with the rho whose grid comes closest to the budget from below, the smallest of them."""
         tortoise, hare = here.error_constants()
         leaps = np.arange(1, here.steps + 1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             changes = leaps**self.profile.about.order * hare / tortoise  # the rho at which a leap grows to this length
-        candidates = np.unique(changes[np.isfinite(changes)])
-        low, high = 0, len(candidates) - 1  # the grid thins out as rho grows
-        while low < high:
-            middle = (low + high) // 2
-            if _count(self._algorithm2(here, candidates[middle] * (1 + 1e-9)), cutoff) <= evaluations:
-                high = middle
-            else:
-                low = middle + 1
-        return self._algorithm2(here, candidates[low] * (1 + 1e-9))
+        grids = (self._algorithm2(here, rho * (1 + 1e-9)) for rho in np.unique(changes[np.isfinite(changes)]))
+        fitting = [grid for grid in grids if _count(grid, cutoff) <= evaluations]
+        return max(fitting, key=lambda grid: _count(grid, cutoff), default=(0,))
 
     def _optimal(self, here: Regridded, evaluations: int) -> tuple[int, ...]:
         if here.steps > LONGEST:

@@ -1,0 +1,254 @@
+"""Calibration on real (tiny) pipelines: what it measures, and that nothing but the samples has a say in it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+)
+
+import thg
+from tests.calibrate.conftest import SCALE, STEPS
+from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from thg.calibration.run import sample_seed
+from thg.integrate import sample
+from thg.profile_planner import output_weight
+from thg.richardson import richardson, richardson_first_order
+from thg.schedule import Schedule
+from thg.solvers import ddim, lms
+
+QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
+
+
+def denoiser_of(pipe, prompt):
+    """The pipeline's own network, as the core takes it."""
+    conditional, unconditional = pipe.encode_prompt(prompt, "cpu", 1, True)
+
+    def denoiser(x, t, wanted, /):
+        with torch.no_grad():
+            return pipe.unet(x, t, encoder_hidden_states=conditional if wanted else unconditional).sample
+
+    return denoiser
+
+
+def initial_noise(pipe, index):
+    generator = torch.Generator().manual_seed(sample_seed(0, index))
+    return torch.randn(1, 4, 8, 8, generator=generator) * pipe.scheduler.init_noise_sigma
+
+
+# -- what is measured
+
+
+@pytest.mark.parametrize("scheduler", [None, EulerDiscreteScheduler])
+@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
+def test_the_short_form_is_algorithm_3(scheduler, prediction_type):
+    """Norms at the midpoint, times the solver's factor, are the error constants of the core's general form."""
+    if scheduler is not None and prediction_type == "v_prediction":
+        pytest.skip("the core turns v into eps there, whose norms are others")
+    pipe = stable_diffusion(prediction_type=prediction_type)
+    if scheduler is not None:
+        pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **QUICK)
+    pipe.scheduler.set_timesteps(STEPS)
+    schedule = Schedule.from_diffusers(pipe.scheduler)
+    arguments = (denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule)
+    long = richardson(*arguments, ddim(), guidance_scale=SCALE)
+    short = richardson_first_order(*arguments, guidance_scale=SCALE)
+    ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
+    if prediction_type == "epsilon":
+        np.testing.assert_allclose(ours, (long.hare / long.tortoise)[:-1, 0], rtol=2e-2)
+        np.testing.assert_allclose(ours, (short.hare / short.tortoise)[:-1, 0], rtol=2e-2)
+    else:  # d is the same in v up to a factor of the schedule, e_c is not
+        factor = [
+            abs(output_weight("v_prediction", m, e)) for m, e in zip(profile.middle, profile.noise[1:-1], strict=True)
+        ]
+        np.testing.assert_allclose((SCALE - 1) * profile.hare.mean * factor, short.hare[:-1, 0], rtol=5e-2)
+
+
+def test_a_second_order_solver_is_judged_by_second_differences():
+    pipe = stable_diffusion(DPMSolverMultistepScheduler.from_config(stable_diffusion().scheduler.config))
+    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **{**QUICK, "steps": 16})
+    assert profile.about.order == 2
+    pipe.scheduler.set_timesteps(16)
+    schedule = Schedule.from_diffusers(pipe.scheduler)
+    general = richardson(denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule, lms(2), guidance_scale=SCALE)
+    ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
+    theirs = (general.hare / general.tortoise)[:-1, 0]
+    assert np.median(np.abs(np.log(ours[2:] / theirs[2:]))) < np.log(1.6)
+
+
+def test_terms_and_their_gram_matrix_are_those_of_plain_cfg(profile):
+    pipe = stable_diffusion()
+    pipe.scheduler.set_timesteps(STEPS)
+    schedule = Schedule.from_diffusers(pipe.scheduler)
+    network = denoiser_of(pipe, PROMPTS[0])
+    x, terms = initial_noise(pipe, 0), []
+
+    def recording(x, t, conditional, /):
+        output = network(x, t, conditional)
+        terms.append(output)
+        return output
+
+    sample(recording, x, thg.Plan(STEPS, range(STEPS)), schedule, ddim(), guidance_scale=SCALE)
+    d = torch.stack([c - u for c, u in zip(terms[::2], terms[1::2], strict=True)]).flatten(1).double()
+    single = thg.calibrate(stable_diffusion(), PROMPTS[:1], batch_size=1, **QUICK)
+    np.testing.assert_allclose(single.gram, (d @ d.T).numpy(), rtol=1e-4)
+    assert profile.samples == 3
+
+
+def test_the_run_under_calibration_is_plain_cfg():
+    """Recording changes nothing: the same latents as without, and the pipeline is as before."""
+    pipe = stable_diffusion_3()
+    arguments = {"prompt": PROMPTS[:2], "num_inference_steps": 4, "guidance_scale": 3.0, "output_type": "latent"}
+    seeds = [sample_seed(0, i) for i in range(2)]
+
+    def latents():
+        return pipe(generator=[torch.Generator().manual_seed(s) for s in seeds], **arguments).images
+
+    before = latents()
+    kept = dict(pipe._progress_bar_config)
+    profile = thg.calibrate(pipe, PROMPTS[:2], steps=4, guidance_scale=3.0, batch_size=2, sensitivity=0, progress=False)
+    assert torch.equal(latents(), before)
+    assert pipe._progress_bar_config == kept
+    assert profile.about.prediction == "flow"
+    assert profile.noise[0] == 1.0
+
+
+def test_sensitivity_is_one_at_the_end_and_may_be_left_out(profile):
+    assert profile.sensitivity is not None
+    assert profile.sensitivity.mean[-1] == pytest.approx(1.0)
+    assert profile.anchors[-1] == STEPS - 2
+
+
+def test_calls_at_one_time_count_once():
+    pipe = stable_diffusion()
+    pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
+    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **{**QUICK, "steps": 6})
+    assert profile.steps == 6
+    with thg.enabled(pipe, profile.planner(nfe=0.75)):
+        pipe(PROMPTS[0], num_inference_steps=6, guidance_scale=SCALE, output_type="latent")
+        assert thg.summary(pipe).nfe < thg.summary(pipe).cfg_nfe
+
+
+def test_the_plan_of_a_profile_runs(profile):
+    pipe = stable_diffusion()
+    with thg.enabled(pipe, profile.planner(nfe=0.7)):
+        pipe(PROMPTS[0], num_inference_steps=STEPS, guidance_scale=SCALE, output_type="latent")
+        assert thg.summary(pipe).nfe == 14
+    with (
+        pytest.raises(thg.ProfileError, match="measured on the network"),
+        thg.enabled(other := stable_diffusion_3(), profile.planner(nfe=0.7)),
+    ):
+        other(PROMPTS[0], num_inference_steps=STEPS, guidance_scale=SCALE, output_type="latent")
+
+
+# -- what has no say in it
+
+
+def test_the_batch_size_does_not_matter(profile):
+    other = thg.calibrate(
+        stable_diffusion(), PROMPTS[:3], steps=STEPS, guidance_scale=SCALE, batch_size=2, sensitivity=1, progress=False
+    )
+    for name in ("tortoise", "hare", "tortoise_rate", "hare_rate", "sensitivity"):
+        mine, theirs = getattr(profile, name).mean, getattr(other, name).mean
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4 * theirs.max())
+    np.testing.assert_allclose(profile.gram, other.gram, rtol=1e-4, atol=1e-4 * other.gram.max())
+
+
+SCRIPT = """
+import sys, warnings, logging
+warnings.simplefilter("ignore")
+import torch; torch.set_num_threads(1)
+import diffusers; diffusers.utils.logging.set_verbosity(logging.ERROR)
+from tests.calibrate.pipelines import PROMPTS, stable_diffusion
+import thg
+profile = thg.calibrate(stable_diffusion(), PROMPTS, steps=6, guidance_scale=4.0, batch_size=1, sensitivity=2,
+                        folder=sys.argv[1], progress=False)
+from accelerate import PartialState
+if PartialState().is_main_process:
+    profile.save(sys.argv[2])
+"""
+
+
+def start(tmp_path, *arguments, launcher=()):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *launcher, str(script), *arguments], env=environment)
+
+
+def test_killed_and_resumed_it_writes_the_same_bytes_and_two_processes_too(tmp_path):
+    whole = start(tmp_path, str(tmp_path / "whole"), str(tmp_path / "whole.json"))
+    cut = start(tmp_path, str(tmp_path / "cut"), str(tmp_path / "cut.json"))
+    deadline = time.monotonic() + 300
+    while len(list((tmp_path / "cut").glob("samples-*"))) < 2 and time.monotonic() < deadline and cut.poll() is None:
+        time.sleep(0.02)
+    cut.send_signal(signal.SIGKILL)
+    cut.wait()
+    assert whole.wait(300) == 0
+    finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cut").glob("samples-*.safetensors")}
+    assert finished
+    assert not (tmp_path / "cut.json").exists()
+    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    launcher += ("--mixed_precision", "no", "--dynamo_backend", "no")
+    two = start(tmp_path, str(tmp_path / "two"), str(tmp_path / "two.json"), launcher=launcher)
+    assert start(tmp_path, str(tmp_path / "cut"), str(tmp_path / "cut.json")).wait(300) == 0
+    assert two.wait(300) == 0
+    expected = (tmp_path / "whole.json").read_bytes()
+    assert (tmp_path / "cut.json").read_bytes() == expected
+    assert (tmp_path / "two.json").read_bytes() == expected
+    again = {name: (tmp_path / "cut" / name).stat().st_mtime_ns for name in finished}
+    assert again == finished  # nothing was measured twice
+
+
+# -- bad input
+
+
+def test_a_folder_of_another_calibration_is_refused(tmp_path):
+    pipe = stable_diffusion()
+    arguments = {"steps": 3, "guidance_scale": 4.0, "sensitivity": 0, "progress": False}
+    thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
+    with pytest.raises(thg.ProfileError, match="with another seed"):
+        thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", seed=1, **arguments)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("keep me")
+    with pytest.raises(thg.ProfileError, match="not empty"):
+        thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "mine", **arguments)
+    shard = next((tmp_path / "parts").glob("samples-*"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(thg.ProfileError, match="remove it"):
+        thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
+    assert json.loads((tmp_path / "parts" / "calibration.json").read_text())["settings"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "arguments", "message"),
+    [
+        ([], {}, "at least one prompt"),
+        ("a boot", {}, "at least one prompt"),
+        (PROMPTS, {"steps": 1}, "at least 2"),
+        (PROMPTS, {"guidance_scale": 1.0}, "must be above 1"),
+        (PROMPTS, {"batch_size": 0}, "batch_size must be at least 1"),
+        (PROMPTS, {"call": {"colour": "red"}}, "takes no argument 'colour'"),
+    ],
+)
+def test_bad_arguments(prompts, arguments, message):
+    with pytest.raises(thg.ProfileError, match=message):
+        thg.calibrate(stable_diffusion(), prompts, **arguments)
+
+
+def test_a_scheduler_that_adds_noise_is_refused():
+    pipe = stable_diffusion()
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    with pytest.raises(thg.ScheduleError, match="adds fresh noise at every step"):
+        thg.calibrate(pipe, PROMPTS[:1], **QUICK)

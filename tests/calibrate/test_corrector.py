@@ -1,0 +1,135 @@
+"""The corrector inside a pipeline: equal to the reference integrator, and left out where it would be wrong."""
+
+import inspect
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DDPMScheduler,
+    DEISMultistepScheduler,
+    DPMSolverMultistepScheduler,
+    DPMSolverSinglestepScheduler,
+    EulerDiscreteScheduler,
+    LMSDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+
+import thg
+from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
+from tests.calibrate.test_calibrate import denoiser_of
+from thg.integrate import sample
+from thg.schedule import Schedule
+from thg.solvers import solver_like
+
+STEPS, SCALE, PROMPT = 12, 5.0, "a boot"
+COARSE = (0, 1, 3, 6, 8, 11)
+NOISE = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def latents(pipe, plan, **arguments):
+    with thg.enabled(pipe, plan):
+        result = pipe(
+            PROMPT,
+            latents=NOISE,
+            num_inference_steps=STEPS,
+            guidance_scale=SCALE,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(0),
+            **arguments,
+        )
+        return result.images, thg.summary(pipe)
+
+
+def with_scheduler(cls, **settings):
+    pipe = stable_diffusion()
+    pipe.scheduler = cls.from_config(pipe.scheduler.config, **settings)
+    return pipe
+
+
+@pytest.mark.parametrize("hare_order", [1, 2])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        DDIMScheduler,
+        EulerDiscreteScheduler,
+        LMSDiscreteScheduler,
+        DPMSolverMultistepScheduler,
+        DPMSolverSinglestepScheduler,
+    ],
+)
+def test_it_is_the_corrector_of_the_reference_integrator(scheduler, hare_order):
+    pipe = with_scheduler(scheduler)
+    plan = thg.Plan(STEPS, COARSE, hare_order=hare_order, corrector=0.8)
+    ours, summary = latents(pipe, plan)
+    assert summary.note == ""
+    assert summary.nfe == STEPS + len(COARSE)
+    pipe.scheduler.set_timesteps(STEPS)
+    schedule = Schedule.from_diffusers(pipe.scheduler)
+    x = (NOISE * pipe.scheduler.init_noise_sigma).double()
+    reference = sample(
+        lambda x, t, conditional, /: denoiser_of(pipe, PROMPT)(x.float(), t, conditional),
+        x,
+        plan,
+        schedule,
+        solver_like(pipe.scheduler),
+        guidance_scale=SCALE,
+    ).x
+    uncorrected, _ = latents(pipe, thg.Plan(STEPS, COARSE, hare_order=hare_order))
+    size = float((ours - uncorrected).norm())
+    assert size > 1e-3
+    assert float((ours - reference).norm()) < 0.02 * size
+
+
+@pytest.mark.parametrize("scheduler", [UniPCMultistepScheduler, DEISMultistepScheduler])
+def test_it_brings_other_linear_schedulers_closer_to_cfg(scheduler):
+    pipe = with_scheduler(scheduler)
+    full, _ = latents(pipe, thg.uniform(every=1))
+    errors = [float((latents(pipe, thg.Plan(STEPS, COARSE, corrector=share))[0] - full).norm()) for share in (0.0, 0.8)]
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_a_flow_model_too():
+    pipe = stable_diffusion_3()
+    plan = thg.Plan(STEPS, COARSE, corrector=1.0)
+    corrected, summary = latents(pipe, plan)
+    assert summary.note == ""
+    assert not torch.equal(corrected, latents(pipe, thg.Plan(STEPS, COARSE))[0])
+
+
+@pytest.mark.parametrize(
+    ("pipe", "arguments", "why"),
+    [
+        (lambda: with_scheduler(DDPMScheduler), {}, "DDPMScheduler adds noise at every step"),
+        (lambda: with_scheduler(DDIMScheduler, clip_sample=True), {}, "not linear with clip_sample=True"),
+        (lambda: with_scheduler(DDIMScheduler), {"eta": 0.5}, "eta or s_churn above 0"),
+        (lambda: with_scheduler(DDIMScheduler), {"guidance_rescale": 0.7}, "formula is not linear"),
+    ],
+)
+def test_where_it_would_be_wrong_the_run_goes_on_without_and_says_so(pipe, arguments, why):
+    pipe = pipe()
+    corrected, summary = latents(pipe, thg.Plan(STEPS, COARSE, corrector=0.8), **arguments)
+    assert "the corrector was left out" in summary.note
+    assert why in summary.note
+    assert torch.equal(corrected, latents(pipe, thg.Plan(STEPS, COARSE), **arguments)[0])
+
+
+def test_the_step_keeps_its_signature_and_is_given_back():
+    pipe = stable_diffusion()
+    plain = inspect.signature(pipe.scheduler.step)
+    seen = []
+
+    def look(pipe, step, time, tensors):
+        seen.append(inspect.signature(pipe.scheduler.step))
+        if step == 4 and len(seen) > STEPS:
+            raise KeyboardInterrupt
+        return tensors
+
+    plan = thg.Plan(STEPS, COARSE, corrector=0.8)
+    first, _ = latents(pipe, plan, callback_on_step_end=look)
+    assert set(map(str, seen)) == {str(plain)}
+    assert "step" not in vars(pipe.scheduler)
+    with pytest.raises(KeyboardInterrupt):
+        latents(pipe, plan, callback_on_step_end=look)
+    assert "step" not in vars(pipe.scheduler)  # given back by disable, in the middle of a run
+    assert torch.equal(latents(pipe, plan)[0], first)  # and nothing was left behind

@@ -1,0 +1,210 @@
+"""The profile as a value: files, merging, checks; and the plans that follow from it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.calibrate.conftest import SCALE, STEPS
+from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
+from thg.guide import Run
+from thg.profile import About, Moments
+from thg.profile_planner import Regridded, noise_share
+
+RUN = Run.of(STEPS, SCALE)
+
+
+def made_up(steps=50, samples=6, seed=0, kind="flow", scale=5.0):
+    """A profile of smooth random guidance terms."""
+    rng = np.random.default_rng(seed)
+    noise = np.linspace(1, 0, steps + 1)
+    shapes = rng.normal(size=(samples, 4, 20))
+    curves = np.stack([np.cos(k * np.pi * noise[:-1]) for k in range(4)], axis=1)
+    terms = np.einsum("nk,skd->snd", curves, shapes)
+    rows = rng.uniform(0.5, 1.5, size=(samples, steps - 1))
+    return Profile(
+        About("P", "Net-1", "model", "S", kind, 1, steps, scale, 0, "2026-01-01", {"thg": "0"}),
+        times=1000 * noise[:-1],
+        noise=noise,
+        middle=(noise[:-2] + noise[1:-1]) / 2,
+        tortoise=Moments.of(3 * rows),
+        hare=Moments.of(rng.uniform(0.1, 0.6, size=rows.shape)),
+        tortoise_rate=Moments.of(rows),
+        hare_rate=Moments.of(rows),
+        gram=np.einsum("snd,smd->nm", terms, terms),
+        anchors=(1, steps // 2, steps - 2),
+        sensitivity=Moments.of(rng.uniform(0.5, 2, size=(2, 3))),
+    )
+
+
+def same(a, b):
+    return a.about == b.about and all(
+        np.array_equal(getattr(x, part), getattr(y, part))
+        for x, y in ((a.tortoise, b.tortoise), (a.hare_rate, b.hare_rate), (a.sensitivity, b.sensitivity))
+        for part in ("total", "squares", "count")
+    )
+
+
+# -- files
+
+
+@pytest.mark.parametrize("steps", [12, 160])
+def test_a_profile_survives_its_file(tmp_path, steps):
+    profile = made_up(steps)
+    profile.save(tmp_path / "p.json")
+    assert (tmp_path / "p.safetensors").exists() == (steps == 160)
+    loaded = Profile.load(tmp_path / "p.json")
+    assert same(profile, loaded)
+    assert np.array_equal(profile.gram, loaded.gram)
+    assert loaded.anchors == profile.anchors
+
+
+def test_nothing_is_overwritten_without_force(tmp_path):
+    profile = made_up(12)
+    profile.save(tmp_path / "p.json")
+    with pytest.raises(ProfileError, match="exists already"):
+        profile.save(tmp_path / "p.json")
+    profile.save(tmp_path / "p.json", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
+def edited(document, **changes):
+    return json.dumps({**document, **changes})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "truncated"),
+        (lambda text: "[1, 2]", "the format must be"),
+        (lambda text: text.replace("thg-profile-1", "thg-profile-7"), "'thg-profile-7'; calibrate again"),
+        (lambda text: edited({k: v for k, v in json.loads(text).items() if k != "about"}), "damaged or was edited"),
+        (lambda text: edited(json.loads(text), samples=0), "at least 1 sample"),
+        (lambda text: text.replace('"steps": 12', '"steps": 13'), "must have the shape"),
+        (lambda text: text.replace('"guidance_scale": 5.0', '"guidance_scale": 0.5'), "must be above 1"),
+        (lambda text: text.replace('"noise": [1.0', '"noise": [NaN'), "NaN or infinity"),
+        (lambda text: text.replace('"noise": [1.0', '"noise": [0.1'), "must fall"),
+        (lambda text: text.replace('"anchors": [1,', '"anchors": [11,'), "anchors must be increasing"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, damage, message):
+    made_up(12).save(tmp_path / "p.json")
+    (tmp_path / "p.json").write_text(damage((tmp_path / "p.json").read_text()))
+    with pytest.raises(ProfileError, match=message) as caught:
+        Profile.load(tmp_path / "p.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_is_an_error_that_says_how_to_make_one(tmp_path):
+    with pytest.raises(ProfileError, match="thg calibrate --out"):
+        Profile.load(tmp_path / "none.json")
+
+
+# -- merging
+
+
+def test_parts_merge_to_the_whole():
+    rows = np.random.default_rng(0).lognormal(sigma=3, size=(9, 5))
+    whole, parts = Moments.of(rows), Moments.of(rows[:4]) + Moments.of(rows[4:])
+    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-14)
+    np.testing.assert_allclose(parts.std, whole.std, rtol=1e-12)
+    np.testing.assert_allclose(whole.std, rows.std(axis=0), rtol=1e-9)
+    shuffled = Moments.of(rows[::-1])
+    assert np.array_equal(shuffled.total, whole.total)  # whatever the order of the samples
+
+
+def test_profiles_merge_if_they_are_of_the_same_model():
+    a, b = made_up(12, seed=1), made_up(12, seed=2)
+    both = a.merged(b)
+    assert both.samples == 12
+    np.testing.assert_allclose(both.gram, a.gram + b.gram)
+    with pytest.raises(ProfileError, match="different guidance_scale"):
+        a.merged(made_up(12, scale=7.0))
+
+
+# -- plans
+
+
+def test_the_paper_s_planner_is_algorithm_2_on_the_mean_norms():
+    profile = made_up(20)
+    ratio = m_max(profile.tortoise.mean, 4.0 * profile.hare.mean, 1.2, 1)
+    plan = profile.planner(rho=1.2, cutoff=15, boost=1.1).plan(Run.of(20, 5.0))
+    assert plan == Plan(20, look_before_you_leap([*ratio, 1]), 15, 1.1, hare_order=1)
+
+
+def test_another_guidance_scale_is_another_rho():
+    profile = made_up(30)
+    assert profile.planner(rho=1.0).plan(Run.of(30, 5.0)) == profile.planner(rho=1.25).plan(Run.of(30, 6.0))
+
+
+@pytest.mark.parametrize("method", ["optimal", "algorithm2"])
+@pytest.mark.parametrize("hare_order", [1, 2])
+@pytest.mark.parametrize("nfe", [0.55, 0.65, 70, 0.9])
+def test_budgets_are_kept(method, hare_order, nfe):
+    plan = made_up().planner(nfe=nfe, method=method, hare_order=hare_order).plan(Run.of(50, 5.0))
+    limit = nfe if isinstance(nfe, int) else round(100 * nfe)
+    assert plan.nfe == limit if method == "optimal" else limit - 6 <= plan.nfe <= limit
+    assert plan.hare_order == hare_order
+
+
+@pytest.mark.parametrize("steps", [24, 100, 120])
+def test_other_step_counts_keep_the_density_of_the_grid(steps):
+    profile = made_up()
+    run = Run(steps, tuple(map(float, range(steps))), 5.0, tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
+    plan = profile.planner(nfe=0.65).plan(run)
+    assert plan.nfe == round(0.65 * 2 * steps)
+    own = profile.planner(nfe=0.65).plan(Run.of(50, 5.0))
+    mine, other = (np.array([*p.coarse, p.steps]) / p.steps for p in (own, plan))
+    spread = np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(mine)), mine)
+    assert np.abs(np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(other)), other) - spread).max() < 0.15
+
+
+def test_the_same_grid_is_taken_over_as_it_is():
+    profile = made_up()
+    here = Regridded.of(profile, Run.of(50, 5.0))
+    np.testing.assert_allclose(here.gram, profile.gram / profile.samples, rtol=1e-12)
+    by_noise = Regridded.of(profile, replace(Run.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
+    np.testing.assert_allclose(by_noise.places, np.arange(50), atol=1e-6)
+    np.testing.assert_allclose(noise_share(_log_snr(profile.noise)), profile.noise, atol=1e-12)
+
+
+def _log_snr(noise):
+    with np.errstate(divide="ignore"):
+        return 2 * (np.log(1 - noise) - np.log(noise))
+
+
+@pytest.mark.parametrize("run", [Run.of(200, 5.0), Run.of(50, 20.0), Run.of(10, 5.0)])
+def test_far_from_what_was_measured_there_is_a_warning(run):
+    with pytest.warns(UserWarning, match="far from what the profile was measured on"):
+        made_up().planner(nfe=0.65).plan(run)
+
+
+def test_another_network_is_refused():
+    with pytest.raises(ProfileError, match=r"measured on the network Net-1 .* this pipeline has Net-2"):
+        made_up().planner(nfe=0.65).plan(replace(Run.of(50, 5.0), network="Net-2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either a budget"),
+        ({"nfe": 0.65, "rho": 1.0}, "either a budget"),
+        ({"nfe": 50}, "50 steps need 51 to 100"),
+        ({"nfe": 101}, "50 steps need 51 to 100"),
+        ({"nfe": 0.4}, "as a share: 0.51 to 1.0"),
+        ({"rho": -1.0}, "rho must be above 0"),
+        ({"nfe": 0.6, "method": "magic"}, "method must be"),
+        ({"nfe": 0.6, "method": "optimal", "cutoff": 30}, "belong to method='algorithm2'"),
+        ({"nfe": 0.6, "hare_order": 3}, "hare_order must be"),
+        ({"rho": 1.0, "cutoff": 99}, "cutoff must lie"),
+    ],
+)
+def test_impossible_wishes(arguments, message):
+    with pytest.raises(PlanError, match=message):
+        made_up().planner(**arguments)
+
+
+def test_a_measured_profile_makes_plans(profile):
+    assert profile.planner(nfe=0.7).plan(RUN).nfe == 14
+    assert profile.planner(rho=1.0).plan(RUN).hare_order == 1
