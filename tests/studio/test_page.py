@@ -39,11 +39,13 @@ WAIT = 60_000  # milliseconds
 DESKTOP, PHONE = {"width": 1440, "height": 1000}, {"width": 390, "height": 844}
 
 SHIFTS = """() => new Promise((resolve) => {
-  let sum = 0;
+  const shifts = [];
   new PerformanceObserver((list) => {
-    for (const entry of list.getEntries()) if (!entry.hadRecentInput) sum += entry.value;
+    for (const { value, hadRecentInput, sources } of list.getEntries()) {
+      if (!hadRecentInput) shifts.push([value, ...sources.map(({ node }) => node?.id || node?.className)]);
+    }
   }).observe({ type: "layout-shift", buffered: true });
-  setTimeout(() => resolve(sum), 100);
+  setTimeout(() => resolve(shifts.filter(([value]) => value > 0.002)), 100);
 })"""
 
 
@@ -124,7 +126,7 @@ def test_type_generate_and_see_both_pictures(opened, shots):
     assert float(text(page, '#pane-thg [data-number="seconds"]')) > 0
     assert page.locator("#history li").count() == 1
     page.screenshot(path=shots / "desktop-light.png", full_page=True)
-    assert page.evaluate(SHIFTS) < 0.01
+    assert page.evaluate(SHIFTS) == []
 
     page.check('input[name="view"][value="swipe"]')
     page.locator("#cut").focus()
@@ -169,7 +171,7 @@ def test_marks_are_edited_by_click_drag_and_keyboard(opened):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Space")
     sync_api.expect(page.locator("#nfe")).to_have_text("15")
-    mark.nth(0).click()  # the first step stays
+    mark.nth(0).click(force=True)  # the first step stays
     sync_api.expect(mark.nth(0)).to_have_attribute("aria-pressed", "true")
     assert "coarse=0.3.5.6.8" in page.url
 
