@@ -19,6 +19,7 @@ import subprocess
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from thg.integrate import sample
+from thg.integrate import Form, sample
 from thg.plan import Plan
 from thg.schedule import Schedule
 from thg.solvers import Solver, Track, ddim, dpm_multistep, step
 
+PLAIN = "plain CFG"
 GUIDANCE = 7.5
 TIME_LIMIT = 0.05  # of a plain CFG step
 MEMORY_LIMIT = 3  # latents per sample, beyond plain CFG
@@ -67,6 +69,10 @@ def guided(network: BusyNetwork, x: Tensor, t: float) -> Tensor:
     return e_u + GUIDANCE * (e_c - e_u)
 
 
+def with_plan(network: BusyNetwork, x: Tensor, schedule: Schedule, solver: Solver, plan: Plan, form: Form) -> Tensor:
+    return sample(network, x, plan, schedule, solver, guidance_scale=GUIDANCE, form=form).x
+
+
 class LiveTensors(TorchDispatchMode):
     """Counts the bytes of tensors made under it, and their peak."""
 
@@ -99,19 +105,23 @@ class LiveTensors(TorchDispatchMode):
             self.now -= size
 
 
-def measure(run: Callable[[BusyNetwork], Tensor], milliseconds: float, repeats: int) -> tuple[float, float]:
-    """CPU seconds in the loop (outside the network) and in all, of the best repeat."""
-    best = (float("inf"), float("inf"))
+Run = Callable[[BusyNetwork], Tensor]
+
+
+def measure(runs: dict[str, Run], milliseconds: float, repeats: int) -> dict[str, tuple[float, float]]:
+    """CPU seconds in the loop (outside the network) and in all, of the best repeat; the runs take turns."""
+    best = dict.fromkeys(runs, (float("inf"), float("inf")))
     for _ in range(repeats):
-        network = BusyNetwork(milliseconds)
-        began = time.process_time()
-        run(network)
-        whole = time.process_time() - began
-        best = min(best, (whole - network.spent, whole))
+        for name, run in runs.items():
+            network = BusyNetwork(milliseconds)
+            began = time.process_time()
+            run(network)
+            whole = time.process_time() - began
+            best[name] = min(best[name], (whole - network.spent, whole))
     return best
 
 
-def peak_latents(run: Callable[[BusyNetwork], Tensor], x: Tensor) -> float:
+def peak_latents(run: Run, x: Tensor) -> float:
     with LiveTensors() as live:
         run(BusyNetwork(0.0))
     return live.peak / (x.numel() * x.element_size())
@@ -129,7 +139,7 @@ def main() -> None:
     schedule = Schedule.vp(steps)
     x = torch.randn(options.shape, generator=torch.Generator().manual_seed(0))
     every_second = range(0, steps, 2)
-    plans = {
+    plans: dict[str, tuple[Plan, Form]] = {
         "held, boost and cutoff": (Plan(steps, every_second, max(1, steps * 3 // 4), 1.1, hare_order=1), "predictor"),
         "extrapolated": (Plan(steps, every_second), "predictor"),
         "extrapolated, corrected": (Plan(steps, every_second, corrector=1.0), "predictor"),
@@ -137,23 +147,25 @@ def main() -> None:
     }
     rows = []
     for solver_name, solver in (("DDIM", ddim()), ("DPM++ 2M", dpm_multistep())):
-
-        def cfg(network: BusyNetwork, solver: Solver = solver) -> Tensor:
-            return plain_cfg(network, x, schedule, solver)
-
-        cfg_loop, cfg_whole = measure(cfg, options.network_ms, options.repeats)
-        cfg_peak = peak_latents(cfg, x)
-        row = {"solver": solver_name, "run": "plain CFG", "nfe": 2 * steps, "loop_us": 1e6 * cfg_loop / steps}
-        rows.append({**row, "overhead": 0.0, "extra_latents": 0.0, "limited": True})
+        runs: dict[str, Run] = {PLAIN: partial(plain_cfg, x=x, schedule=schedule, solver=solver)}
         for name, (plan, form) in plans.items():
-
-            def thg(network: BusyNetwork, plan: Plan = plan, form: Any = form, solver: Solver = solver) -> Tensor:
-                return sample(network, x, plan, schedule, solver, guidance_scale=GUIDANCE, form=form).x
-
-            loop, _ = measure(thg, options.network_ms, options.repeats)
-            row = {"solver": solver_name, "run": name, "nfe": plan.nfe, "loop_us": 1e6 * loop / steps}
-            overhead, memory = (loop - cfg_loop) / cfg_whole, peak_latents(thg, x) - cfg_peak
-            rows.append({**row, "overhead": overhead, "extra_latents": memory, "limited": form == "predictor"})
+            runs[name] = partial(with_plan, x=x, schedule=schedule, solver=solver, plan=plan, form=form)
+        times = measure(runs, options.network_ms, options.repeats)
+        peaks = {name: peak_latents(run, x) for name, run in runs.items()}
+        cfg_loop, cfg_whole = times[PLAIN]
+        for name in runs:
+            plan, form = plans.get(name, (Plan(steps, range(steps)), "predictor"))
+            rows.append(
+                {
+                    "solver": solver_name,
+                    "run": name,
+                    "nfe": plan.nfe,
+                    "loop_us": 1e6 * times[name][0] / steps,
+                    "overhead": (times[name][0] - cfg_loop) / cfg_whole,
+                    "extra_latents": peaks[name] - peaks[PLAIN],
+                    "limited": form == "predictor",
+                }
+            )
     show(rows, options)
 
 

@@ -143,13 +143,16 @@ def _corrected(
     products, which are mere numbers. What it remembers of the leap is corrected along with the state. A boost stays on.
     """
     *before, fresh = positions
-    start = before[-1]
-    response = Track(0.0, schedule.nodes[:start], (0.0,) * min(start, solver.memory - 1))
-    for k in range(start, fresh):
+    second = before[-1] + 1  # the first step of the leap had its true term
+    if second == fresh:
+        return track
+    response = Track(0.0, schedule.nodes[:second], (0.0,) * min(second, solver.memory - 1))
+    for k in range(second, fresh):
         difference = plan.corrector * scales[k] * math.prod(k - position for position in before)
         response = step(response, solver, schedule.nodes[k], difference, schedule.landings[k], schedule.normal)
-    divided = torch.zeros_like(track.x)  # D
-    for own, term in zip(positions, terms, strict=True):
-        divided.add_(term, alpha=1 / math.prod(own - other for other in positions if other != own))
+    weights = [1 / math.prod(own - other for other in positions if other != own) for own in positions]
+    divided = weights[0] * terms[0]  # D
+    for weight, term in zip(weights[1:], terms[1:], strict=True):
+        divided.add_(term, alpha=weight)
     outputs = (m.add(divided, alpha=r) if r else m for m, r in zip(track.outputs, response.outputs, strict=True))
     return Track(track.x.add(divided, alpha=response.x), track.path, tuple(outputs))
