@@ -1,4 +1,4 @@
-"""Configurations: the shipped ones are sound, and a wrong one is an error that names the key and the nearest known one."""
+"""Configurations: the shipped ones are sound; a wrong one is an error that names the key and the nearest known one."""
 
 import copy
 from pathlib import Path

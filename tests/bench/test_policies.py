@@ -1,4 +1,4 @@
-"""The rivals: exact budgets, their formulas against independent implementations, and what they evaluate in real runs."""
+"""The rivals: exact budgets, formulas against independent implementations, and what they evaluate in real runs."""
 
 import math
 

@@ -47,11 +47,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows, and (metric, reason) of what could not be measured."""
+    """All rows, (metric, reason) of what could not be measured, and what else a reader should know."""
 
     rows: list[Row]
     directions: dict[str, str]
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def missing_samples(config: BenchConfig, folder: RunFolder) -> int:
@@ -69,31 +70,45 @@ def measure(config: BenchConfig, folder: RunFolder, device: str = "cpu") -> Meas
     sounds = folder.sample_path(config.method(config.reference).slug, 0, ".wav").exists()
     metrics = []
     for metric in loaded.metrics:
-        reason = _give_reference(metric, config, sounds)
+        reason = _lacks(metric, config, sounds)
         if reason:
             skipped.append((metric.name, reason))
         else:
             metrics.append(metric)
+    notes = _count_references(metrics, config, sounds)
     rows = [_row(config, folder, method, metrics, sounds) for method in config.methods]
-    return Measured(rows, {metric.name: metric.direction for metric in metrics}, skipped)
+    return Measured(rows, {metric.name: metric.direction for metric in metrics}, skipped, notes)
 
 
-def _give_reference(metric: Metric, config: BenchConfig, sounds: bool) -> str:
-    """Gives a set metric what it compares with; returns why it cannot be measured, or nothing."""
+def _lacks(metric: Metric, config: BenchConfig, sounds: bool) -> str:
+    """Why a metric cannot be measured, or nothing."""
     if sounds and "pairs" in metric.needs:
         return "it compares pictures, and these are sounds"
-    if not isinstance(metric, SetMetric):
-        return ""
-    statistics = config.references.statistics.get(metric.name)
-    if statistics is not None:
-        metric.use_statistics(read_statistics(statistics))
-        return ""
-    if config.references.folder is None:
+    references = config.references
+    if isinstance(metric, SetMetric) and references.folder is None and metric.name not in references.statistics:
         return f"there are no references: write [references] with folder, or statistics.{metric.name}"
+    return ""
+
+
+def _count_references(metrics: list[Metric], config: BenchConfig, sounds: bool) -> list[str]:
+    """Gives set metrics what they compare with; a broken file is skipped and counted in what is returned."""
+    waiting = []
+    for metric in metrics:
+        if isinstance(metric, SetMetric):
+            statistics = config.references.statistics.get(metric.name)
+            if statistics is None:
+                waiting.append(metric)
+            else:
+                metric.use_statistics(read_statistics(statistics))
+    if not waiting or config.references.folder is None:
+        return []
     source = SoundFolder(config.references.folder) if sounds else PictureFolder(config.references.folder)
     for batch in source.batches():
-        metric.add_reference(batch)
-    return ""
+        for metric in waiting:
+            metric.add_reference(batch)
+    if source.broken:
+        return [f"{len(source.broken)} of {len(source.paths)} reference files could not be read and were skipped"]
+    return []
 
 
 def _row(config: BenchConfig, folder: RunFolder, method: Method, metrics: list[Metric], sounds: bool) -> Row:

@@ -24,7 +24,7 @@ def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
     folder = RunFolder(path)
     measured = measure(config, folder, device)
     about = environment(device)
-    notes: list[str] = []
+    notes = [f"{note}." for note in measured.notes]
     try:
         frontier = draw_frontier(measured.rows, path / "frontier.png", config.title)
     except MissingExtraError as error:
@@ -77,6 +77,7 @@ def _document(config: BenchConfig, measured: Measured, about: dict[str, str]) ->
         "samples": config.count,
         "methods": _finite(rows),
         "missing": dict(measured.skipped),
+        "notes": measured.notes,
         "config": config.source,
     }
 

@@ -49,18 +49,21 @@ class Shard:
 
 
 def find_shard(written: str | None, device: str | None) -> Shard:
-    """From `--shard 1/4`, or from the launcher: `accelerate launch` tells each process its number and device."""
+    """From `--shard 1/4`, or from the launcher: `accelerate launch` and `torchrun` tell each process its number.
+
+    The numbers are all that is needed: processes never talk to each other, so none waits for a group or times out.
+    """
     if written is not None:
         index, _, count = written.partition("/")
         if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
             raise ConfigError(f"--shard is written as 0/4 to 3/4, not {written!r}")
         return Shard(int(index), int(count), device or _best_device())
-    if "WORLD_SIZE" not in os.environ:
+    launched = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(number.isdigit() for number in launched):
         return Shard(device=device or _best_device())
-    from accelerate import PartialState
-
-    state = PartialState()
-    return Shard(state.process_index, state.num_processes, device or str(state.device))
+    index, count, local = map(int, launched)
+    best = _best_device()
+    return Shard(index, count, device or (f"cuda:{local}" if best == "cuda" else best))
 
 
 def _best_device() -> str:

@@ -1,0 +1,148 @@
+"""What `thg.enable` gains on the shipped models: seconds against plain CFG, and fidelity at equal evaluations.
+
+    python benchmarks/bench_enable.py --out runs/enable
+
+Speed: one run of the pipeline with plain CFG (thg not enabled at all) and with each method, in turn, several times;
+the best time of each counts, since other work on the machine only ever adds. Target: at least 0.95 of the ideal
+speed-up 2 * steps / nfe. Fidelity: PSNR to plain CFG, same prompts and seeds. FasterCache of diffusers, DeepCache and
+cache-dit run in the same loop where they are installed and support the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thg
+from thg.bench.config import Model
+from thg.bench.environment import environment
+from thg.bench.frontier import draw_frontier
+from thg.bench.measure import Row
+from thg.bench.methods import Guided, Pilot, PlainCFG, Policy
+from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
+from thg.bench.pipeline import load_pipeline, sample
+from thg.bench.policies import CFGCache, CFGCacheFFT
+from thg.bench.store import write_whole
+from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+from thg.planner import Fixed, Planned
+
+STEPS = 50
+BUDGETS = (55, 60, 65, 70, 80)
+TARGET = 0.95
+
+
+def policies(pipe: Any, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
+    """By name: the family for the plot, and the policy. Programs that do not work here are printed and left out."""
+    found: dict[str, tuple[str, Policy]] = {"CFG": ("cfg", PlainCFG())}
+    for nfe in BUDGETS:
+        found[f"thg uniform {nfe}"] = ("uniform", Guided(Planned(thg.uniform(nfe=nfe))))
+        found[f"held, uniform {nfe}"] = ("held hare", Guided(Planned(thg.uniform(nfe=nfe, hare_order=1))))
+        if nfe >= STEPS + STEPS // 5:
+            found[f"CFG-Cache {nfe}"] = ("cfg-cache", Guided(CFGCache(nfe)))
+            found[f"CFG-Cache + FFT {nfe}"] = ("cfg-cache-fft", Guided(CFGCacheFFT(nfe)))
+    found["THG, paper's SD 1.5 plan 70"] = ("thg", Guided(Planned(Fixed(thg.preset("sd15")))))
+    prompts = list(EXAMPLE_PROMPTS)
+    pilot = Pilot(pipe, prompts, STEPS, guidance_scale, lambda: draw(pipe, 2, guidance_scale))
+    for program in (DeepCache(), FasterCache(), CacheDiT()):
+        name = type(program).__name__
+        try:
+            found[name] = (name, program.prepare(pilot, {})[0])
+        except OutsideError as error:
+            print(f"  left out: {error}", flush=True)
+    return found
+
+
+def draw(pipe: Any, count: int, guidance_scale: float) -> torch.Tensor:
+    prompts = [EXAMPLE_PROMPTS[i % len(EXAMPLE_PROMPTS)] for i in range(count)]
+    return sample(pipe, Model(shipped="eps"), prompts, range(count), 0, STEPS, guidance_scale).values
+
+
+def measure(name: str, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
+    """The rows of one shipped model."""
+    pipe = load_pipeline(Model(shipped=name), "cpu")
+    guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
+    chosen = policies(pipe, guidance_scale)
+    best: dict[tuple[str, int], float] = {}
+    pictures: dict[str, torch.Tensor] = {}
+    nfe: dict[str, float] = {}
+    for batch in (1, 16):
+        for _ in range(repeats):
+            for method, (_, policy) in chosen.items():
+                with policy.applied(pipe) as evaluations:
+                    started = time.perf_counter()
+                    pictures[method] = draw(pipe, batch, guidance_scale)
+                    seconds = time.perf_counter() - started
+                    nfe[method] = evaluations(batch)[0]
+                best[method, batch] = min(seconds, best.get((method, batch), math.inf))
+    rows, points = [], []
+    for method, (family, policy) in chosen.items():
+        ideal = 2 * STEPS / nfe[method]
+        speed = {batch: best["CFG", batch] / best[method, batch] for batch in (1, 16)}
+        error = (pictures[method] - pictures["CFG"]).double().square().flatten(1).mean(1)
+        psnr = float((-10 * error.log10()).mean()) if method != "CFG" else None
+        row = {"model": name, "method": method, "nfe": nfe[method], "ideal": ideal, "psnr": psnr}
+        row |= {f"seconds_{b}": best[method, b] for b in (1, 16)} | {f"speedup_{b}": speed[b] for b in (1, 16)}
+        rows.append(row)
+        points.append(
+            Row(method, family, policy.paper, "", STEPS, guidance_scale, nfe[method], None, {"psnr": psnr}, {})
+        )
+    return rows, points
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| method | NFE | PSNR dB | ideal | batch 1 | of ideal | batch 16 | of ideal |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = [row["method"], f"{row['nfe']:.1f}".removesuffix(".0")]
+        cells += ["–" if row["psnr"] is None else f"{row['psnr']:.2f}", f"{row['ideal']:.2f}x"]
+        for batch in (1, 16):
+            speed = row[f"speedup_{batch}"]
+            cells += [f"{speed:.2f}x", f"{speed / row['ideal']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/enable"), help="where the report goes")
+    parser.add_argument("--models", nargs="+", default=["eps", "flow"], choices=["eps", "flow"])
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    about = environment("cpu")
+    text = [
+        "# thg.enable on the shipped models",
+        "",
+        f"{about['device']}, {about['threads']} threads, {about['date']}, ",
+    ]
+    text[-1] += (
+        f"commit {about['commit']}. {STEPS} steps; best of {options.repeats} runs; plain CFG is the bare pipeline."
+    )
+    everything = []
+    for name in options.models:
+        print(f"model {name}", flush=True)
+        rows, points = measure(name, options.repeats)
+        everything += rows
+        ours = [row for row in rows if row["method"].startswith("thg uniform")]
+        worst = {batch: min(row[f"speedup_{batch}"] / row["ideal"] for row in ours) for batch in (1, 16)}
+        verdict = ", ".join(f"{worst[b]:.2f} at batch {b}" for b in worst)
+        text += ["", f"## {name}", "", table(rows), ""]
+        text += [f"Least share of the ideal speed-up that thg reaches: {verdict} (target {TARGET})."]
+        if draw_frontier(points, options.out / f"frontier-{name}.png", f"shipped model {name}"):
+            text += ["", f"![Fidelity against evaluations](frontier-{name}.png)"]
+        print("\n".join(text[-3:]), flush=True)
+    write_whole(options.out / "report.md", ("\n".join(text) + "\n").encode())
+    write_whole(options.out / "metrics.json", json.dumps({"environment": about, "rows": everything}).encode())
+    print("\n".join(text))
+    print(json.dumps({"environment": about, "rows": everything}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Makes benchmarks/RESULTS.md: runs the benchmarks on the shipped models and puts their reports into one page.
+
+    python benchmarks/make_results.py
+
+Runs that were interrupted go on where they stopped; finished ones are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RUNS = HERE.parent / "runs" / "results"
+COMMANDS = {
+    "eps": ["-m", "thg", "bench", "--out", str(RUNS / "eps")],
+    "flow": ["-m", "thg", "bench", "--config", str(HERE / "shipped_flow.toml"), "--out", str(RUNS / "flow")],
+    "enable": [str(HERE / "bench_enable.py"), "--out", str(RUNS / "enable")],
+    "harness": [str(HERE / "bench_harness.py"), "--out", str(RUNS / "harness")],
+}
+HEAD = """# Results
+
+Measured on the models that come with thg, by `python benchmarks/make_results.py`; nothing here is typed by hand. The
+single parts: `thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `python benchmarks/bench_enable.py` and
+`python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and
+AudioLDM 2) need a GPU and their weights and have not been run here.
+"""
+
+
+def section(name: str) -> str:
+    """A report without its configuration, one level deeper, with its pictures beside the page."""
+    text = (RUNS / name / "report.md").read_text(encoding="utf-8").partition("\n## Configuration")[0]
+    for picture in re.findall(r"\]\(([^)]+\.png)\)", text):
+        target = HERE / "results" / f"{name}-{picture}"
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes((RUNS / name / picture).read_bytes())
+        text = text.replace(f"]({picture})", f"](results/{name}-{picture})")
+    return re.sub(r"^#", "##", text, flags=re.MULTILINE).strip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="+", choices=list(COMMANDS), default=list(COMMANDS), help="run these parts only"
+    )
+    options = parser.parse_args()
+    for name in options.only:
+        subprocess.run([sys.executable, *COMMANDS[name]], check=True)
+    parts = [section(name) for name in COMMANDS if (RUNS / name / "report.md").exists()]
+    (HERE / "RESULTS.md").write_text("\n".join([HEAD, *parts]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
