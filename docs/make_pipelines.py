@@ -34,8 +34,8 @@ def main(check: Path) -> None:
         f"Checked with diffusers {diffusers.__version__}: each pipeline is built tiny, with random weights, and run "
         "with plain CFG, a full plan (must be equal), leaps of two (must evaluate half of the unconditional rows), a "
         "second time (must be equal to the bit), after a run that raised, and after `thg.disable` (must be equal to "
-        f"the bit). **{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are refused "
-        f"with a reason, {counts['wrong'] + counts['crash']} fail.",
+        f"the bit). **{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are "
+        f"refused with a reason, {counts['wrong'] + counts['crash']} fail.",
         "",
         "This page is made by `docs/make_pipelines.py` from the output of the check.",
         "",

@@ -24,10 +24,13 @@ from thg.errors import (
     THGError,
     UnsupportedPipelineError,
 )
+from thg.guide import Run
+from thg.integrate import sample
 from thg.plan import Plan
 from thg.planner import look_before_you_leap, m_max, uniform
 from thg.presets import PRESETS, preset
 from thg.profile import Profile
+from thg.schedule import Schedule
 
 if TYPE_CHECKING:
     from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
@@ -60,6 +63,8 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "Run",
+    "Schedule",
     "ScheduleError",
     "Sequential",
     "Summary",
@@ -75,6 +80,7 @@ __all__ = [
     "look_before_you_leap",
     "m_max",
     "preset",
+    "sample",
     "shipped_pipeline",
     "summary",
     "uniform",

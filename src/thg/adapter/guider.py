@@ -40,7 +40,14 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         hare_order: int = 2,
         plan: Plan | dict[str, Any] | str | None = None,
     ) -> None:
-        super().__init__(guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled)
+        super().__init__(
+            guidance_scale=guidance_scale,
+            guidance_rescale=guidance_rescale,
+            use_original_formulation=use_original_formulation,
+            start=start,
+            stop=stop,
+            enabled=enabled,
+        )
         if isinstance(plan, dict):
             plan = Plan.from_dict(plan)
         self._maker = guide_maker(plan if plan is not None else uniform(nfe=nfe, hare_order=hare_order))

@@ -1,0 +1,94 @@
+"""TortoiseHareGuidance: by itself, saved and loaded, and in a modular pipeline with the shipped flow model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import ClassifierFreeGuidance, StableDiffusion3AutoBlocks
+from diffusers.modular_pipelines import BlockState
+
+import thg
+
+STEPS = 8
+
+
+def walk(guider, steps=STEPS, condition=lambda i: float(i), unconditional=lambda i: 0.25 * i):
+    """The guided outputs of a loop like that of modular pipelines, and the evaluations of each step."""
+    results, counts = [], []
+    for i in range(steps):
+        guider.set_state(step=i, num_inference_steps=steps, timestep=torch.tensor(1000 - i))
+        row = torch.tensor([[1.0, 2.0]])
+        data = guider.prepare_inputs({"x": (condition(i) * row, unconditional(i) * row)})
+        for batch in data:
+            guider.prepare_models(torch.nn.Identity())
+            batch.noise_pred = batch.x
+            assert isinstance(batch, BlockState)
+        counts.append(len(data))
+        results.append(guider(data)[0][0, 0].item())
+    return results, counts
+
+
+def test_a_full_grid_is_classifier_free_guidance():
+    plain, counts = walk(ClassifierFreeGuidance(guidance_scale=3.0))
+    ours, own_counts = walk(thg.TortoiseHareGuidance(guidance_scale=3.0, nfe=1.0))
+    assert ours == plain
+    assert own_counts == counts == [2] * STEPS
+
+
+def test_terms_on_a_line_are_predicted_exactly():
+    plain, _ = walk(ClassifierFreeGuidance(guidance_scale=3.0))
+    ours, counts = walk(thg.TortoiseHareGuidance(guidance_scale=3.0, plan=thg.Plan(STEPS, (0, 1, 4))))
+    assert counts == [2, 2, 1, 1, 2, 1, 1, 1]
+    assert ours == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("rescale", [0.0, 0.7])
+def test_interval_and_rescale_and_a_second_run(rescale):
+    guider = thg.TortoiseHareGuidance(guidance_scale=3.0, guidance_rescale=rescale, start=0.25, stop=0.75, nfe=0.75)
+    _, counts = walk(guider)
+    assert counts == [1, 1, 2, 1, 2, 1, 1, 1]  # the first guided step is evaluated, wherever it is
+    assert walk(guider)[1] == counts
+    guider.disable()
+    assert walk(guider)[1] == [1] * STEPS
+
+
+def test_a_run_that_stopped_on_its_way_leaves_nothing_behind():
+    guider = thg.TortoiseHareGuidance(guidance_scale=3.0, nfe=0.75)
+    expected = walk(guider, condition=lambda i: float(i * i))
+    guider.set_state(step=0, num_inference_steps=STEPS, timestep=torch.tensor(1000))
+    guider.set_state(step=1, num_inference_steps=STEPS, timestep=torch.tensor(999))
+    assert walk(guider, condition=lambda i: float(i * i)) == expected
+
+
+def test_its_configuration_round_trips(tmp_path):
+    guider = thg.TortoiseHareGuidance(guidance_scale=4.5, stop=0.9, plan=thg.Plan(STEPS, (0, 3)))
+    guider.save_pretrained(tmp_path)
+    again = thg.TortoiseHareGuidance.from_pretrained(tmp_path)
+    assert (again.guidance_scale, again._stop) == (4.5, 0.9)
+    assert walk(again) == walk(guider)
+    assert guider.new(guidance_scale=2.0).guidance_scale == 2.0
+
+
+def test_in_a_modular_pipeline_it_equals_enable():
+    source = thg.shipped_pipeline("flow")
+    call = {"num_inference_steps": STEPS, "output_type": "np"}
+
+    def modular(guider):
+        pipe = StableDiffusion3AutoBlocks().init_pipeline()
+        parts = {k: v for k, v in source.components.items() if v is not None and k in pipe.component_names}
+        pipe.update_components(**parts, guider=guider)
+        pipe.set_progress_bar_config(disable=True)
+        generator = torch.Generator().manual_seed(0)
+        return np.asarray(
+            pipe(prompt="a bag", negative_prompt="", height=32, width=32, generator=generator, output="images", **call)
+        )
+
+    source.set_progress_bar_config(disable=True)
+    with thg.enabled(source, thg.uniform(nfe=0.75)):
+        generator = torch.Generator().manual_seed(0)
+        enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
+    ours = modular(thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.75))
+    plain = modular(ClassifierFreeGuidance(guidance_scale=4.0))
+    np.testing.assert_allclose(ours, enabled, atol=1e-4)
+    assert np.abs(ours - plain).max() > 1e-4
