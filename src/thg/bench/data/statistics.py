@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from thg.bench.data.errors import DataError
 from thg.bench.metrics.weights import atomic_target
@@ -38,7 +38,7 @@ def write_statistics(path: str | Path, statistics: Mapping[str, torch.Tensor]) -
     if path.suffix != ".safetensors":
         raise DataError(f"statistics are written as .safetensors, not as {path.name}")
     with atomic_target(path) as part:
-        save_file({name: tensor.contiguous() for name, tensor in statistics.items()}, part)
+        part.write_bytes(save({name: tensor.contiguous() for name, tensor in statistics.items()}))
 
 
 def _read_npz(path: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from thg.bench.metrics.base import MeanMetric
@@ -128,6 +128,6 @@ def pack(backbone: Path, heads: Path, target: Path | None = None) -> Path:
     tensors = {name: tensor for name, tensor in read_tensors(backbone).items() if name.startswith("features.")}
     tensors |= {name: tensor for name, tensor in read_tensors(heads).items() if name.startswith("lin")}
     with atomic_target(target) as part:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+        part.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
         load_lpips(part)
     return target
