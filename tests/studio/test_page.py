@@ -51,6 +51,7 @@ SHIFTS = """() => new Promise((resolve) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    sync_api.expect.set_options(timeout=WAIT)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -102,7 +103,7 @@ def set_up(page: Any, seed: int, steps: int = 6, prompt: str = "a light bag") ->
 
 def generate(page: Any) -> None:
     page.click("#generate")
-    sync_api.expect(page.locator("#status")).to_contain_text("done:", timeout=WAIT)
+    sync_api.expect(page.locator("#status")).to_contain_text("done:")
 
 
 def text(page: Any, selector: str) -> str:
@@ -261,7 +262,7 @@ def test_everything_is_reached_by_keyboard(opened):
     set_up(page, seed=60)
     page.locator("#prompt").focus()
     page.keyboard.press("Enter")
-    sync_api.expect(page.locator("#status")).to_contain_text("done:", timeout=WAIT)
+    sync_api.expect(page.locator("#status")).to_contain_text("done:")
     reached = set()
     page.locator(".skip").focus()
     for _ in range(60):
@@ -318,4 +319,4 @@ def test_queue_position_is_shown(opened, studio):
         next(lines)
         page.click("#generate")
         sync_api.expect(page.locator("#status")).to_have_text("1 ahead of you")
-    sync_api.expect(page.locator("#status")).to_contain_text("done:", timeout=WAIT)
+    sync_api.expect(page.locator("#status")).to_contain_text("done:")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thg.studio.model import Model
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
 PORT = 7861
 
 
@@ -50,14 +51,15 @@ def run(args: argparse.Namespace) -> int:
         engine = Engine(_load(args))
         engine.warm_up()
         token = secrets.token_urlsafe(16) if args.host else None
-        address = _address(args.host or LOOPBACK, listener.getsockname()[1], token)
+        name = socket.gethostname() if args.host in EVERYWHERE else args.host
+        address = _address(name or LOOPBACK, listener.getsockname()[1], token)
 
         def ready() -> None:
             _say(f"the studio is open: {address}  (Ctrl-C closes it)")
             if not args.no_browser:
                 webbrowser.open(address)
 
-        _serve(create_app(engine, host=args.host, token=token), listener, ready)
+        _serve(create_app(engine, host=name, token=token), listener, ready)
     return 0
 
 
@@ -104,8 +106,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _address(host: str, port: int, token: str | None) -> str:
-    anywhere = host in ("0.0.0.0", "::")
-    name = socket.gethostbyname(socket.gethostname()) if anywhere else f"[{host}]" if ":" in host else host
+    name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 

@@ -48,8 +48,8 @@ class Gate:
     """An ASGI application around another one."""
 
     def __init__(self, app: App, *, host: str | None, token: str | None, locked: bytes) -> None:
-        """host: the address that the user has opened the studio to, None for this machine only; locked: the page that
-        asks for the token."""
+        """host: the name or address by which other machines know the studio, None for this machine only; locked: the
+        page that asks for the token."""
         self.app = app
         self.host = host
         self.token = token

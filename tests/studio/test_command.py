@@ -1,0 +1,53 @@
+"""`thg studio` as a process of its own: it says what it loads, prints its address, serves, and ends on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from thg.cli import main
+
+QUIET = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted(model, tmp_path):
+    model.pipe.save_pretrained(tmp_path / "a-model")
+    command = [sys.executable, "-m", "thg", "studio", "--model", "a-model", "--port", "0", "--no-browser"]
+    command += ["--device", "cpu", "--host", "127.0.0.1"]
+    with subprocess.Popen(command, cwd=tmp_path, env=QUIET, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading a-model ...\n"
+            address = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", process.stdout.readline())
+            assert address is not None
+            with httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as client:
+                assert "thg studio" in client.get(address[0]).text
+                answer = client.get(f"{address[0].partition('?')[0]}api/model").json()
+            assert answer["name"] == "a-model"
+            assert answer["pipeline"] == "StableDiffusionPipeline"
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["studio", "--port", str(taken.getsockname()[1]), "--model", "/nowhere"]) == 2
+    assert "--port 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--model", "/nowhere/at/all"], "/nowhere/at/all"), (["--profile", "/nowhere.json"], "/nowhere.json")],
+)
+def test_what_cannot_be_loaded_is_named(options, said, capsys):
+    assert main(["studio", "--port", "0", "--no-browser", *options]) == 2
+    assert said in capsys.readouterr().err
