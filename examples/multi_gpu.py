@@ -12,7 +12,7 @@ from accelerate import PartialState
 
 import thg
 
-state = PartialState()
+state = PartialState(cpu=not torch.accelerator.is_available())
 if "--shipped" in sys.argv:
     pipe, steps = thg.shipped_pipeline(device=state.device), 10
     prompts = ["a bag", "a dark coat", "a light dress", "a sneaker"]

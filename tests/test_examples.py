@@ -30,7 +30,7 @@ def test_example(name, tmp_path):
 
 
 def test_multi_gpu_example_with_two_processes(tmp_path):
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     shown = run([*launch, str(EXAMPLES / "multi_gpu.py"), "--shipped"], tmp_path)
     assert "process 0: a bag, 13 evaluations" in shown
     assert "process 1: a light dress, 13 evaluations" in shown
