@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from thg.bench.errors import ConfigError
 from thg.bench.methods import Adaptive, Guided, Pilot, PlainCFG, counted_work
 from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
 from thg.bench.policies import (
@@ -26,6 +27,7 @@ from thg.bench.policies import (
     find_threshold,
     weigh_frequencies,
 )
+from thg.bench.profiled import Calibrated
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.guide import Run
 from thg.planner import Planned
@@ -244,6 +246,24 @@ def test_the_threshold_search_finds_the_budget_or_says_that_it_cannot():
         assert 0 < threshold <= 1
     with pytest.raises(PlanError, match=r"cannot meet nfe=15.*nearest threshold"):
         find_threshold([[0.5]] * 10, 15)
+
+
+# -- plans from a profile
+
+
+@pytest.mark.parametrize("planner", [{"rho": 1.0, "boost": 1.1, "cutoff": 8}, {"nfe": 14, "method": "optimal"}])
+def test_a_plan_is_measured_once_and_followed(pipe, planner, tmp_path):
+    policy = Calibrated(planner, calibrate=2)
+    pilot = Pilot(pipe, PROMPTS, STEPS, 5.0, run=lambda: None, folder=tmp_path)
+    ready, measured = policy.prepare(pilot, {})
+    plan = thg.Plan.from_dict(measured["plan"])
+    assert sample_under(pipe, ready)[1] == [plan.nfe] * 2
+    assert plan.nfe == planner.get("nfe", plan.nfe)
+    assert policy.prepare(pilot, measured) == (ready, measured)
+    with pytest.raises(ConfigError, match="more prompts than the 5"):
+        Calibrated(planner, calibrate=6).prepare(pilot, {})
+    with pytest.raises(PlanError, match="leave nfe out, or change rho"):
+        Calibrated(planner, calibrate=2, nfe=99).prepare(pilot, {})
 
 
 # -- outside programs

@@ -14,7 +14,7 @@ from tests.bench.runs import METHODS, config_in, quietly, save_model, values
 from thg.bench.config import parse_config
 from thg.bench.contact_sheet import Column, draw_sheet, most_different
 from thg.bench.errors import RunFolderError
-from thg.bench.frontier import draw_frontier
+from thg.bench.frontier import draw_frontier, family
 from thg.bench.markdown import table
 from thg.bench.measure import Measured, Row, measure
 from thg.bench.report import rebuild_report, write_report
@@ -239,6 +239,14 @@ def test_a_sheet_of_colour_pictures_with_a_named_region(tmp_path):
     draw_sheet(columns, ["one", "two " * 100], tmp_path / "sheet.png", region=(0, 0, 10, 10))
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 2 * 160
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("thg uniform 70", "thg uniform"), ("CFG, 35 steps", "CFG"), ("THG", "THG"), ("7", "7")],
+)
+def test_budgets_do_not_make_another_family(name, expected):
+    assert family(name) == expected
 
 
 def test_a_frontier_needs_two_points(tmp_path):

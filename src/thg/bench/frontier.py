@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 
 from thg.bench.measure import Row
@@ -12,10 +14,15 @@ from thg.bench.store import write_whole
 from thg.errors import MissingExtraError
 
 TORTOISE, HARE = "#0000CD", "#DC143C"
-OURS = {"uniform": HARE, "profile": "#FF8C94", "thg": TORTOISE}
+OURS = {"uniform": (HARE, "#8B0000"), "profile": ("#FF7F50", "#B8541F"), "thg": (TORTOISE, "#6A8CFF")}
 """Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; rivals are grey."""
 GREYS = ("#222222", "#555555", "#777777", "#999999", "#BBBBBB")
 MARKERS = "osD^vP*Xh<>"
+
+
+def family(name: str) -> str:
+    """What methods with other budgets have in common: "thg uniform 70" is of the family "thg uniform"."""
+    return re.sub(r"[\s,]*\d+( steps)?$", "", name) or name
 
 
 def draw_frontier(
@@ -30,26 +37,25 @@ def draw_frontier(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("the frontier plot needs matplotlib: pip install 'thg[plots]'") from error
-    families: dict[str, list[tuple[float, float]]] = {}
+    families: dict[tuple[bool, str, str], list[tuple[float, float]]] = {}
     for row, value in points:
         assert row.nfe is not None
-        families.setdefault(row.policy, []).append((row.nfe, value))
+        families.setdefault((row.policy not in OURS, row.policy, family(row.name)), []).append((row.nfe, value))
     figure = Figure(figsize=(7.5, 4.8), dpi=120)
     axes = figure.add_subplot()
-    greys = iter(GREYS * 3)
-    for number, (policy, members) in enumerate(sorted(families.items(), key=lambda item: item[0] not in OURS)):
+    greys = cycle(GREYS)
+    shades = {policy: cycle(colours) for policy, colours in OURS.items()}
+    markers = cycle(MARKERS)
+    for (rival, policy, label_of_line), members in sorted(families.items()):
         xs, ys = zip(*sorted(members), strict=True)
-        ours = policy in OURS
         axes.plot(
             xs,
             ys,
-            label={"uniform": "thg, uniform grid", "profile": "thg, calibrated grid", "thg": "THG, paper"}.get(
-                policy, policy
-            ),
-            color=OURS.get(policy) or next(greys),
-            marker=MARKERS[number % len(MARKERS)],
-            linewidth=2.0 if ours else 1.0,
-            zorder=3 if ours else 2,
+            label=label_of_line,
+            color=next(shades.get(policy, greys)),
+            marker=next(markers),
+            linewidth=1.0 if rival else 2.0,
+            zorder=2 if rival else 3,
         )
     axes.set_xlabel("network evaluations a sample (NFE)")
     axes.set_ylabel(label)

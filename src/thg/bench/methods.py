@@ -14,7 +14,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Pilot:
     """What a policy may measure on before the comparison: the benchmark's pipeline and prompts.
 
     run: samples the first prompts with the pipeline as it is now.
+    folder: where a long measurement may keep what it has. call: more arguments of the pipeline's call.
     """
 
     pipe: Any
@@ -41,6 +43,8 @@ class Pilot:
     steps: int
     guidance_scale: float
     run: Callable[[], object]
+    folder: Path | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Policy(ABC):

@@ -95,7 +95,7 @@ class FasterCache(Outside):
 
     @contextmanager
     def switched_on(self, pipe: Any) -> Iterator[None]:
-        transformer = getattr(pipe, "transformer", None)
+        transformer: Any = getattr(pipe, "transformer", None)
         if not hasattr(transformer, "enable_cache"):
             raise UnsupportedPipelineError(
                 f"FasterCache of diffusers works on transformers with enable_cache, which the network of "

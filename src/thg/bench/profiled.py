@@ -16,6 +16,9 @@ from thg.errors import PlanError
 from thg.guide import Run
 from thg.plan import Plan
 
+SENSITIVITY = 8
+"""Samples for the sensitivity curve, which the optimal planner needs and Algorithm 2 does not."""
+
 
 @dataclass(frozen=True)
 class Calibrated(Policy):
@@ -67,6 +70,15 @@ class Calibrated(Policy):
                 f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"
             )
         prompts = pilot.prompts[: self.calibrate]
-        profile = calibrate(pilot.pipe, prompts, steps=pilot.steps, guidance_scale=pilot.guidance_scale)
+        profile = calibrate(
+            pilot.pipe,
+            prompts,
+            steps=pilot.steps,
+            guidance_scale=pilot.guidance_scale,
+            sensitivity=0 if "rho" in self.planner else min(SENSITIVITY, len(prompts)),
+            folder=pilot.folder,
+            call=pilot.call,
+            progress=False,
+        )
         plan: Plan = profile.planner(**self.planner).plan(Run.of(pilot.steps, pilot.guidance_scale))
         return plan

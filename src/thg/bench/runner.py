@@ -54,10 +54,10 @@ def find_shard(written: str | None, device: str | None) -> Shard:
     The numbers are all that is needed: processes never talk to each other, so none waits for a group or times out.
     """
     if written is not None:
-        index, _, count = written.partition("/")
-        if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        first, _, last = written.partition("/")
+        if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
             raise ConfigError(f"--shard is written as 0/4 to 3/4, not {written!r}")
-        return Shard(int(index), int(count), device or _best_device())
+        return Shard(int(first), int(last), device or _best_device())
     launched = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(number.isdigit() for number in launched):
         return Shard(device=device or _best_device())
@@ -138,7 +138,13 @@ class Runner:
     def _pilot(self, method: Method) -> Pilot:
         first = range(min(PILOT, len(self.prompts)))
         return Pilot(
-            self.pipe, self.prompts, method.steps, method.guidance_scale, run=lambda: self._sample(method, first)
+            self.pipe,
+            self.prompts,
+            method.steps,
+            method.guidance_scale,
+            run=lambda: self._sample(method, first),
+            folder=self.folder.path / "prepared" / method.slug,
+            call=self.config.model.call,
         )
 
     def _batch(self, batch: range, methods: list[Method]) -> Iterator[Callable[[], None]]:
