@@ -108,6 +108,10 @@ class Plan:
 
     def leaps(self) -> tuple[tuple[int, int], ...]:
         """(start, end) of each leap; one that crosses the cutoff ends there."""
+        return self._leaps
+
+    @cached_property
+    def _leaps(self) -> tuple[tuple[int, int], ...]:
         starts = self.coarse[: self.evaluations]
         ends = (*starts[1:], self.end_of_guidance)
         return tuple(zip(starts, ends, strict=True))
@@ -116,7 +120,7 @@ class Plan:
         """The factor on the guidance term at this step: `boost` within a leap of two or more steps, else 1."""
         if step >= self.end_of_guidance:
             return 1.0
-        start, end = self.leaps()[bisect_right(self.coarse, step) - 1]
+        start, end = self._leaps[bisect_right(self.coarse, step) - 1]
         return self.boost if end - start > 1 else 1.0
 
     @cached_property
