@@ -307,7 +307,7 @@ class _Process:
             from accelerate import PartialState
         except ImportError:
             return cls()
-        state = PartialState()
+        state = PartialState(cpu=not torch.accelerator.is_available())  # unasked, it sees one process on CPUs
         return cls(state.process_index, state.num_processes, state.wait_for_everyone)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from thg.calibration import calibrate
@@ -83,6 +84,4 @@ def shipped_prompts(count: int) -> list[str]:
 
 
 def _is_first_process() -> bool:
-    from accelerate import PartialState
-
-    return bool(PartialState().is_main_process)
+    return os.environ.get("RANK", "0") == "0"
