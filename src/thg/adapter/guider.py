@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from diffusers.guiders import ClassifierFreeGuidance
 
-from thg.adapter.takeover import difference, unconditional
+from thg.adapter.terms import difference, unconditional
 from thg.errors import PlanError
 from thg.guide import Guide, Run
 from thg.plan import Plan

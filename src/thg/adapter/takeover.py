@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,71 +23,16 @@ from thg.adapter.caller import Caller
 from thg.adapter.corrector import Corrector
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.state import RunState
 from thg.adapter.summary import Summary
+from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
-from thg.guide import Guide, GuideMaker, Run, Term, Visitor
-from thg.plan import Plan
+from thg.guide import GuideMaker, Run, Term, Visitor
 from thg.schedule import scheduler_log_snr
 
 Network = Callable[..., Any]
 
 CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # names of diffusers' cache contexts
-
-
-class RunState:
-    """Everything that belongs to one run and to no other."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.started = self.ended = time.perf_counter()
-        self.run: Run | None = None  # known at the first network call
-        self.guide: Guide | None = None
-        self.timesteps: weakref.ref[Any] | None = None
-        self.step = -1  # the step under way
-        self.rows: int | None = None  # rows of a call with all branches
-        self.time: Any = None  # the time of the step under way
-        self.evaluations: list[int] = []  # per step, per sample
-        self.plain: list[int] = []  # the same for plain CFG
-        self.guided_steps = 0
-        # sequential pipelines: the conditional call of the step under way
-        self.sample: Any = None
-        self.output: Any = None
-        self.conditional: Any = None  # its network and arguments, for a guide that visits
-        self.answered = True
-        self.plan: Plan | None = None
-        self.corrector: Corrector | None = None
-
-    def next_step(self, pipeline: str) -> int:
-        assert self.run is not None
-        self.step += 1
-        if self.step >= self.run.steps:
-            raise UnsupportedPipelineError(
-                f"{pipeline} calls its network more often than the {self.run.steps} time steps of its run; thg cannot "
-                "tell which calls belong to which step. Please report this pipeline; thg.disable(pipe) meanwhile"
-            )
-        self.evaluations.append(0)
-        self.plain.append(0)
-        return self.step
-
-    def evaluated(self, branches: int, instead_of: int) -> None:
-        self.evaluations[-1] += branches
-        self.plain[-1] += instead_of
-        self.ended = time.perf_counter()
-
-    def observed(self, guide: Guide, conditional: Term, used: Term) -> None:
-        if self.corrector is not None:
-            self.corrector.evaluated(conditional, used, getattr(guide, "correction", None))
-
-    @property
-    def at_last_step(self) -> bool:
-        return self.run is not None and self.step == self.run.steps - 1
-
-    def release(self) -> None:
-        """Drops what holds tensors, and keeps what the summary needs."""
-        self.sample = self.output = self.time = self.conditional = None
-        if self.guide is not None:
-            self.plan = self.guide.plan
-        self.guide = None
 
 
 class Takeover:
@@ -377,28 +321,6 @@ def _log_snr(scheduler: Any, times: list[float]) -> tuple[float, ...] | None:
         return tuple(levels[time] for time in times)
     except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
-
-
-def difference(conditional: Term, unconditional: Term) -> Term:
-    """d = e_c - e_u, in float32 at least."""
-    for c, u in zip(conditional, unconditional, strict=True):
-        if c.shape != u.shape:
-            raise UnsupportedPipelineError(
-                f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
-                "thg needs them alike"
-            )
-    return tuple(_wide(c) - _wide(u) for c, u in zip(conditional, unconditional, strict=True))
-
-
-def unconditional(conditional: Term, term: Term | None) -> Term:
-    """e_u = e_c - d, in the network's own precision. No term means no guidance: e_u = e_c."""
-    if term is None:
-        return conditional
-    return tuple((_wide(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value if value.dtype == torch.float64 else value.float()
 
 
 def _number(value: Any) -> float:
