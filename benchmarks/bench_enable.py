@@ -32,23 +32,26 @@ from thg.bench.store import write_whole
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.planner import Fixed, Planned
 
-STEPS = 50
-BUDGETS = (55, 60, 65, 70, 80)
+SHARES = (0.55, 0.60, 0.65, 0.70, 0.80)
+"""Budgets, as shares of plain CFG's evaluations."""
 TARGET = 0.95
 
 
-def policies(pipe: Any, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
+def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
     """By name: the family for the plot, and the policy. Programs that do not work here are printed and left out."""
     found: dict[str, tuple[str, Policy]] = {"CFG": ("cfg", PlainCFG())}
-    for nfe in BUDGETS:
+    for nfe in (round(share * 2 * steps) for share in SHARES):
         found[f"thg uniform {nfe}"] = ("uniform", Guided(Planned(thg.uniform(nfe=nfe))))
         found[f"held, uniform {nfe}"] = ("held hare", Guided(Planned(thg.uniform(nfe=nfe, hare_order=1))))
-        if nfe >= STEPS + STEPS // 5:
+        if nfe >= steps + math.ceil(steps / 5):
             found[f"CFG-Cache {nfe}"] = ("cfg-cache", Guided(CFGCache(nfe)))
             found[f"CFG-Cache + FFT {nfe}"] = ("cfg-cache-fft", Guided(CFGCacheFFT(nfe)))
-    found["THG, paper's SD 1.5 plan 70"] = ("thg", Guided(Planned(Fixed(thg.preset("sd15")))))
+        found[f"thg corrected {nfe}"] = ("uniform", Guided(Planned(thg.uniform(nfe=nfe, corrector=0.7))))
+    paper = thg.preset("sd15")
+    if paper.steps == steps:
+        found[f"THG, the paper's plan {paper.nfe}"] = ("thg", Guided(Planned(Fixed(paper))))
     prompts = list(EXAMPLE_PROMPTS)
-    pilot = Pilot(pipe, prompts, STEPS, guidance_scale, lambda: draw(pipe, 2, guidance_scale))
+    pilot = Pilot(pipe, prompts, steps, guidance_scale, lambda: draw(pipe, 2, steps, guidance_scale))
     for program in (DeepCache(), FasterCache(), CacheDiT()):
         name = type(program).__name__
         try:
@@ -58,16 +61,16 @@ def policies(pipe: Any, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
     return found
 
 
-def draw(pipe: Any, count: int, guidance_scale: float) -> torch.Tensor:
+def draw(pipe: Any, count: int, steps: int, guidance_scale: float) -> torch.Tensor:
     prompts = [EXAMPLE_PROMPTS[i % len(EXAMPLE_PROMPTS)] for i in range(count)]
-    return sample(pipe, Model(shipped="eps"), prompts, range(count), 0, STEPS, guidance_scale).values
+    return sample(pipe, Model(shipped="eps"), prompts, range(count), 0, steps, guidance_scale).values
 
 
-def measure(name: str, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
+def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
     """The rows of one shipped model."""
     pipe = load_pipeline(Model(shipped=name), "cpu")
     guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
-    chosen = policies(pipe, guidance_scale)
+    chosen = policies(pipe, steps, guidance_scale)
     best: dict[tuple[str, int], float] = {}
     pictures: dict[str, torch.Tensor] = {}
     nfe: dict[str, float] = {}
@@ -76,13 +79,13 @@ def measure(name: str, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
             for method, (_, policy) in chosen.items():
                 with policy.applied(pipe) as evaluations:
                     started = time.perf_counter()
-                    pictures[method] = draw(pipe, batch, guidance_scale)
+                    pictures[method] = draw(pipe, batch, steps, guidance_scale)
                     seconds = time.perf_counter() - started
                     nfe[method] = evaluations(batch)[0]
                 best[method, batch] = min(seconds, best.get((method, batch), math.inf))
     rows, points = [], []
     for method, (family, policy) in chosen.items():
-        ideal = 2 * STEPS / nfe[method]
+        ideal = 2 * steps / nfe[method]
         speed = {batch: best["CFG", batch] / best[method, batch] for batch in (1, 16)}
         error = (pictures[method] - pictures["CFG"]).double().square().flatten(1).mean(1)
         psnr = float((-10 * error.log10()).mean()) if method != "CFG" else None
@@ -90,7 +93,7 @@ def measure(name: str, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
         row |= {f"seconds_{b}": best[method, b] for b in (1, 16)} | {f"speedup_{b}": speed[b] for b in (1, 16)}
         rows.append(row)
         points.append(
-            Row(method, family, policy.paper, "", STEPS, guidance_scale, nfe[method], None, {"psnr": psnr}, {})
+            Row(method, family, policy.paper, "", steps, guidance_scale, nfe[method], None, {"psnr": psnr}, {})
         )
     return rows, points
 
@@ -114,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/enable"), help="where the report goes")
     parser.add_argument("--models", nargs="+", default=["eps", "flow"], choices=["eps", "flow"])
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     about = environment("cpu")
@@ -123,14 +127,14 @@ def main() -> None:
         f"{about['device']}, {about['threads']} threads, {about['date']}, ",
     ]
     text[-1] += (
-        f"commit {about['commit']}. {STEPS} steps; best of {options.repeats} runs; plain CFG is the bare pipeline."
+        f"commit {about['commit']}. {options.steps} steps; best of {options.repeats} runs; plain CFG is the bare pipeline."
     )
     everything = []
     for name in options.models:
         print(f"model {name}", flush=True)
-        rows, points = measure(name, options.repeats)
+        rows, points = measure(name, options.steps, options.repeats)
         everything += rows
-        ours = [row for row in rows if row["method"].startswith("thg uniform")]
+        ours = [row for row in rows if row["method"].startswith("thg ")]
         worst = {batch: min(row[f"speedup_{batch}"] / row["ideal"] for row in ours) for batch in (1, 16)}
         verdict = ", ".join(f"{worst[b]:.2f} at batch {b}" for b in worst)
         text += ["", f"## {name}", "", table(rows), ""]

@@ -1,9 +1,25 @@
-"""Small benchmarks on a tiny Stable Diffusion that is saved to disk, as the hub has it."""
+"""Small benchmarks on tiny models of the paper's classes, saved to disk as the hub has them."""
 
+import string
 from pathlib import Path
 
 import torch
+from diffusers import AudioLDM2Pipeline, AutoencoderKL, DDIMScheduler
+from diffusers.pipelines.audioldm2 import AudioLDM2ProjectionModel, AudioLDM2UNet2DConditionModel
+from transformers import (
+    ClapFeatureExtractor,
+    ClapModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    RobertaTokenizer,
+    SpeechT5HifiGan,
+    SpeechT5HifiGanConfig,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
 
+from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
 from thg.bench.config import BenchConfig, parse_config
 from thg.bench.runner import Shard, generate
@@ -24,6 +40,57 @@ def save_model(folder: Path) -> Path:
     prompts = [f"{prompt} {word}" for word in ("big", "small", "old", "new") for prompt in PROMPTS]
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n")
     return folder / "model"
+
+
+def save_sound_model(folder: Path) -> Path:
+    """A tiny AudioLDM 2 with all of its text encoders. Returns its folder."""
+    torch.manual_seed(0)
+    clap = save_clap(folder / "clap")
+    letters = [(letter, -2.0) for letter in string.ascii_lowercase]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0), *letters]
+    width, blocks = 16, {"block_out_channels": (16, 16), "norm_num_groups": 4}
+    unet = AudioLDM2UNet2DConditionModel(
+        **blocks,
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=(width, width),
+        attention_head_dim=2,
+    )
+    vae = AutoencoderKL(
+        **blocks,
+        in_channels=1,
+        out_channels=1,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+    )
+    vocoder = SpeechT5HifiGanConfig(
+        model_in_dim=16,
+        sampling_rate=16_000,
+        upsample_initial_channel=4,
+        upsample_rates=[2, 2],
+        upsample_kernel_sizes=[4, 4],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1]],
+    )
+    t5 = T5Config(vocab_size=len(pieces), d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=1)
+    gpt2 = GPT2Config(vocab_size=8, n_positions=64, n_embd=width, n_layer=1, n_head=1, max_new_tokens=4)
+    AudioLDM2Pipeline(
+        vae=vae,
+        text_encoder=ClapModel.from_pretrained(clap),
+        text_encoder_2=T5EncoderModel(t5),
+        projection_model=AudioLDM2ProjectionModel(
+            text_encoder_dim=8, text_encoder_1_dim=width, langauge_model_dim=width
+        ),
+        language_model=GPT2LMHeadModel(gpt2),
+        tokenizer=RobertaTokenizer.from_pretrained(clap, model_max_length=12),
+        tokenizer_2=T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=12),
+        feature_extractor=ClapFeatureExtractor.from_pretrained(clap),
+        unet=unet,
+        scheduler=DDIMScheduler(clip_sample=False),
+        vocoder=SpeechT5HifiGan(vocoder),
+    ).save_pretrained(folder / "sound")
+    return folder / "sound"
 
 
 def values(**changes):

@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+import wave
 from contextlib import contextmanager
 from io import BytesIO
 
@@ -13,11 +14,12 @@ from PIL import Image
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
-from tests.bench.runs import METHODS, STEPS, config_in, pictures, quietly, records, save_model
+from tests.bench.runs import METHODS, STEPS, config_in, pictures, quietly, records, save_model, save_sound_model
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
 from thg.bench.data import DataError
 from thg.bench.errors import ConfigError, RunFolderError
+from thg.bench.report import write_report
 from thg.bench.runner import Runner, Shard, find_shard
 from thg.bench.seeds import generators, sample_seed
 from thg.bench.store import RunFolder, write_whole
@@ -136,6 +138,22 @@ def test_stable_diffusion_3_from_disk(home):
     model = {"source": str(home / "flow"), "leave_out": ["text_encoder_3", "tokenizer_3"]}
     quietly(config_in(home, model=model, count=2), home / "sd3")
     assert len(pictures(home / "sd3")) == 6
+
+
+def test_audioldm2_from_disk_makes_sounds(home):
+    model = {"source": str(save_sound_model(home)), "call": {"audio_length_in_s": 0.02}}
+    config = config_in(home, model=model, count=2, metrics=["psnr", "fad"], references={"folder": "nowhere"})
+    path = home / "audio"
+    quietly(config, path)
+    with wave.open(str(path / "samples/thg-uniform/000001.wav")) as file:
+        assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
+        assert file.getnframes() == 320
+    text = write_report(config, path)
+    assert "| thg uniform | 9 |" in text
+    missing = json.loads((path / "metrics.json").read_text())["missing"]
+    assert "these are sounds" in missing["psnr"]
+    assert "vggish" in missing["fad"]
+    assert not (path / "sheet.png").exists()
 
 
 def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
