@@ -1,7 +1,8 @@
 // A line chart with a logarithmic axis: tortoise and hare over the steps, and the grid as ticks below.
 
 const SPACE = "http://www.w3.org/2000/svg";
-const BOX = { width: 1040, height: 290, left: 52, right: 84, top: 34, bottom: 44 };
+const BOX = { height: 290, left: 44, right: 68, top: 34, bottom: 44 };
+const NARROWEST = 300;
 
 function make(name, attributes, text) {
   const element = document.createElementNS(SPACE, name);
@@ -12,46 +13,59 @@ function make(name, attributes, text) {
 
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
+// The values on the axis: powers of ten, and 2 and 5 times them where there are few.
+function labelled(low, high) {
+  const factors = high - low > 2 ? [1] : [1, 2, 5];
+  const values = [];
+  for (let power = Math.floor(low); power <= high; power += 1) {
+    values.push(...factors.map((factor) => Number((factor * 10 ** power).toPrecision(1))));
+  }
+  return values.filter((value) => value >= 10 ** low && value <= 10 ** high);
+}
+
 export class Chart {
   constructor(container, title) {
     this.container = container;
     this.title = title;
-    this.svg = make("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, role: "img", "aria-label": title });
+    this.svg = make("svg", { role: "img", "aria-label": title });
     container.replaceChildren(this.svg);
   }
 
   // series: {tortoise: {mean, std}, hare: {mean, std}}; plan: what the server says of the grid, or null.
   draw(series, plan) {
+    const width = Math.max(NARROWEST, this.container.clientWidth);
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${BOX.height}`);
+    const right = width - BOX.right;
     const steps = series.tortoise.mean.length + 1;
     const all = Object.values(series).flatMap(({ mean }) => mean).filter((value) => value > 0);
     const low = Math.floor(Math.log10(Math.min(...all)) * 2) / 2;
     const high = Math.ceil(Math.log10(Math.max(...all)) * 2) / 2;
-    const x = (step) => BOX.left + ((BOX.width - BOX.left - BOX.right) * (step + 0.5)) / steps;
+    const x = (step) => BOX.left + ((right - BOX.left) * (step + 0.5)) / steps;
     const tall = BOX.height - BOX.top - BOX.bottom;
     const y = (value) => BOX.top + tall * (1 - (Math.log10(Math.max(value, 10 ** low)) - low) / Math.max(high - low, 0.5));
     const parts = [make("text", { x: 0, y: 14, class: "title" }, this.title)];
-    for (let power = Math.ceil(low); power <= high; power += 1) {
-      parts.push(make("line", { x1: BOX.left, x2: BOX.width - BOX.right, y1: y(10 ** power), y2: y(10 ** power), class: "gridline" }));
-      parts.push(make("text", { x: BOX.left - 8, y: y(10 ** power) + 4, "text-anchor": "end" }, power < -2 || power > 3 ? `1e${power}` : String(10 ** power)));
+    for (const value of labelled(low, high)) {
+      parts.push(make("line", { x1: BOX.left, x2: right, y1: y(value), y2: y(value), class: "gridline" }));
+      parts.push(make("text", { x: BOX.left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
     }
     const floor = BOX.height - BOX.bottom;
-    if (plan) parts.push(...this.#grid(plan, floor));
+    if (plan) parts.push(...this.#grid(plan, floor, right));
     for (const [name, { mean, std }] of Object.entries(series)) {
       const upper = mean.map((value, i) => [x(i + 0.5), y(value + std[i])]);
       const lower = mean.map((value, i) => [x(i + 0.5), y(Math.max(value - std[i], 10 ** low))]).reverse();
       parts.push(make("path", { d: `${path([...upper, ...lower])}Z`, class: `${name} band` }));
       parts.push(make("path", { d: path(mean.map((value, i) => [x(i + 0.5), y(value)])), class: `${name} line` }));
-      parts.push(make("text", { x: BOX.width - BOX.right + 8, y: y(mean.at(-1)) + 4, class: name }, name));
+      parts.push(make("text", { x: right + 8, y: y(mean.at(-1)) + 4, class: name }, name));
     }
-    for (let step = 0; step < steps; step += Math.max(1, Math.round(steps / 10))) {
+    for (let step = 0; step < steps; step += Math.max(1, Math.round((steps * 70) / width))) {
       parts.push(make("text", { x: x(step), y: BOX.height - 8, "text-anchor": "middle" }, String(step + 1)));
     }
-    parts.push(make("text", { x: BOX.width - BOX.right + 8, y: BOX.height - 8 }, "step"));
+    parts.push(make("text", { x: right + 8, y: BOX.height - 8 }, "step"));
     this.svg.replaceChildren(...parts);
   }
 
-  #grid(plan, floor) {
-    const width = (BOX.width - BOX.left - BOX.right) / plan.calls;
+  #grid(plan, floor, right) {
+    const width = (right - BOX.left) / plan.calls;
     return plan.evaluates.flatMap((evaluated, index) => {
       if (!evaluated) return [];
       const middle = BOX.left + width * (index + 0.5);

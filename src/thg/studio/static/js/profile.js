@@ -15,6 +15,7 @@ export class ProfileTab {
     $("panel-profile").querySelector(".card").hidden = !hasProfile;
     this.hasProfile = hasProfile;
     $("rho").addEventListener("input", () => this.#ask());
+    addEventListener("resize", () => this.profile && !$("panel-profile").hidden && this.#ask());
     $("use-rho").addEventListener("click", () => use(this.rho));
   }
 

@@ -99,6 +99,7 @@ export class Strip {
   }
 
   #key(event) {
+    this.focused = Number(event.target.closest(".mark").dataset.index);
     const last = this.marks.length - 1;
     const target = { ArrowRight: this.focused + 1, ArrowLeft: this.focused - 1, Home: 0, End: last }[event.key];
     if (target !== undefined) {
