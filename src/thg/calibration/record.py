@@ -22,6 +22,8 @@ from torch import Tensor
 from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.guide import Run, Term
+from thg.profile_planner import state_at
+from thg.schedule import content, express
 
 Array = NDArray[np.float64]
 Evaluate = Callable[[Any, Any], tuple[Term, Term]]
@@ -39,6 +41,7 @@ class Recorder:
         self._time: Any = None
         self._conditional: list[Tensor] = []  # e_c of the last two times, one row per sample
         self._terms: list[Tensor] = []  # d of all times
+        self._normal: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, in what the solver holds
         self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
         self._times: list[float] = []
 
@@ -53,8 +56,9 @@ class Recorder:
         if not self._repeats(step):
             if self._place >= 0:
                 p, q = self._grid.midpoint_weights(self._place)
-                conditional, term = evaluate(combined(self._input, sample, p, q), halfway(self._time, time))
-                self._compare(self._rows(conditional, sample), self._rows(term, sample))
+                between = combined(self._input, sample, p, q)
+                conditional, term = evaluate(between, halfway(self._time, time))
+                self._compare(self._normalised(between, conditional, term, self._grid.middle[self._place]))
             self._place += 1
         self._input, self._time = sample, time
 
@@ -63,6 +67,7 @@ class Recorder:
         if len(self._terms) > self._place:  # another call at the same time (Heun, PLMS): the later one counts
             self._conditional.pop()
             self._terms.pop()
+            self._normal.pop()
             if self._place > 0:
                 self._norms["tortoise_rate"].pop()
                 self._norms["hare_rate"].pop()
@@ -74,6 +79,8 @@ class Recorder:
             self._norms["hare_rate"].append((d - self._terms[-1]).norm(dim=1) / apart)
         self._conditional = [*self._conditional[-1:], e_c]
         self._terms.append(d)
+        normal = self._normalised(self._input, conditional, term, self._grid.noise[self._place])
+        self._normal = [*self._normal[-1:], normal]
         return None
 
     def measured(self) -> dict[str, Array]:
@@ -103,18 +110,27 @@ class Recorder:
     def _time_of(self, step: int) -> float:
         return self._run.times[step] if self._run.times is not None else float(-step)
 
-    def _compare(self, e_c: Tensor, d: Tensor) -> None:
-        """|| e_c(x_m) - its continuation || and the same for d."""
-        self._norms["tortoise"].append((e_c - self._continued(self._conditional)).norm(dim=1))
-        self._norms["hare"].append((d - self._continued(self._terms)).norm(dim=1))
+    def _compare(self, pair: tuple[Tensor, Tensor]) -> None:
+        """|| e_c(x_m) - its continuation || and the same for d; the continuation is what the solver takes for it."""
+        slope = 0.0  # of a first-order solver
+        if self._grid.order > 1 and len(self._normal) > 1:
+            before, start = self._grid.noise[self._place - 1], self._grid.noise[self._place]
+            slope = float((self._grid.middle[self._place] - start) / (start - before))
+        for name, value, last, earlier in zip(
+            ("tortoise", "hare"), pair, self._normal[-1], self._normal[0], strict=True
+        ):
+            self._norms[name].append((value - last.lerp(earlier, -slope)).norm(dim=1))
 
-    def _continued(self, history: list[Tensor]) -> Tensor:
-        """What a solver of this order takes for the output at the midpoint."""
-        if self._grid.order == 1 or len(history) < 2:
-            return history[-1]
-        before, start = self._grid.noise[self._place - 1], self._grid.noise[self._place]
-        slope = (self._grid.middle[self._place] - start) / (start - before)
-        return history[-1].lerp(history[-2], -float(slope))
+    def _normalised(self, sample: Any, conditional: Term, term: Term, noise: float) -> tuple[Tensor, Tensor]:
+        """e_c and d as what the solver holds over a step: the velocity of a flow model, eps of any other."""
+        e_c, d = self._rows(conditional, sample), self._rows(term, sample)
+        if self._grid.prediction in ("epsilon", "flow"):
+            return e_c, d
+        node = state_at(self._grid.prediction, noise)
+        p, q = express(node, self._grid.prediction, content(node, "epsilon"))
+        channels = conditional[0].shape[1] if conditional[0].ndim > 2 else None
+        state = rows_of((sample[:, :channels] if channels else sample,), sample, self._batch, both=True)
+        return q * e_c + p * state, q * d
 
     def _rows(self, term: Term, sample: Any) -> Tensor:
         return rows_of(term, sample, self._batch)
