@@ -63,10 +63,12 @@ class Sequential:
     """One call per branch, the conditional one first.
 
     unconditional: a network that serves the unconditional branch alone, if there is one.
+    inputs_differ: the branches see samples of their own (noise that is drawn anew), at the same time.
     """
 
     denoisers: tuple[str, ...] = ("transformer", "transformer_2")
     unconditional: str | None = None
+    inputs_differ: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ _register(
     BriaFibo2Pipeline ChromaImg2ImgPipeline ChromaInpaintPipeline ChromaPipeline ChronoEditPipeline
     CogView4ControlPipeline CogView4Pipeline Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline
     Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Cosmos3OmniPipeline CosmosTextToWorldPipeline
-    CosmosVideoToWorldPipeline Flux2KleinInpaintPipeline Flux2KleinPipeline FluxControlNetPipeline FluxImg2ImgPipeline
+    Flux2KleinInpaintPipeline Flux2KleinPipeline FluxControlNetPipeline FluxImg2ImgPipeline
     FluxInpaintPipeline FluxKontextInpaintPipeline FluxKontextPipeline FluxPipeline GlmImagePipeline HeliosPipeline
     HunyuanImagePipeline HunyuanImageRefinerPipeline HunyuanSkyreelsImageToVideoPipeline
     HunyuanVideo15ImageToVideoPipeline HunyuanVideo15Pipeline HunyuanVideoFramepackPipeline
@@ -171,6 +173,7 @@ _register(
     WanImageToVideoPipeline WanPipeline WanVACEPipeline WanVideoToVideoPipeline
     """,
 )
+_register(Sequential(inputs_differ=True), "CosmosVideoToWorldPipeline")
 _register(Sequential(denoisers=("transformer",), unconditional="unconditional_transformer"), "Ideogram4Pipeline")
 
 # The prior of Kandinsky costs little beside its decoder; it can be enabled by itself: thg.enable(pipe.prior_pipe).

@@ -19,9 +19,10 @@ from thg.guide import Term
 _NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position")
 # Some pipelines repeat these for each frame, so that they hold a multiple of the batch.
 _PER_FRAME = ("encoder_hidden_states", "image_embeds", "residual", "controlnet")
+# The layers of a language model, stacked: their batch is the second dimension.
+_BATCH_SECOND = ("hidden_states_llama3",)
 # Residuals of a ControlNet or an adapter come as tuples of batched tensors; other tuples are not cut.
 _TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
-
 
 _SAMPLE = ("sample", "hidden_states", "x", "latents")
 _TIME = ("timestep", "timesteps", "t", "timestep_ratio", "r")
@@ -86,6 +87,8 @@ class _Cutter:
     def cut(self, value: Any, name: str) -> Any:
         if any(part in name for part in _NOT_BATCHED):
             return value
+        if isinstance(value, Tensor) and any(part in name for part in _BATCH_SECOND):
+            return self._tensor(value.transpose(0, 1), may_be_multiple=False).transpose(0, 1)
         if isinstance(value, Tensor):
             return self._tensor(value, any(part in name for part in _PER_FRAME))
         if isinstance(value, dict):

@@ -32,7 +32,9 @@ from thg.schedule import scheduler_log_snr
 
 Network = Callable[..., Any]
 
-CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # names of diffusers' cache contexts
+# Names of diffusers' cache contexts. The extra ones are calls of other guidance methods, with one branch each.
+CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")
+EXTRA = ("uncond_stg", "uncond_modality")
 
 
 class Takeover:
@@ -131,9 +133,11 @@ class Takeover:
         if state is None or (state.guide is None):
             return network(*args, **kwargs)
         if isinstance(self.layout, Batched):
+            if context in EXTRA:
+                return network(*args, **kwargs)
             output = self._batched(state, self.layout, network, args, kwargs, who)
         else:
-            output = self._sequential(state, network, args, kwargs, context)
+            output = self._sequential(state, self.layout, network, args, kwargs, context)
         if state.at_last_step and state.answered:
             state.release()
         return output
@@ -189,7 +193,7 @@ class Takeover:
     def _one_branch(self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with a single branch: a step without guidance, or one more call within a guided step."""
         now = rows.timestep(args, kwargs)
-        extra = state.time is not None and _same(now, state.time)
+        extra = state.time is not None and _same_time(now, state.time)
         if not extra:
             state.next_step(self.name)
         output = network(*args, **kwargs)
@@ -207,10 +211,21 @@ class Takeover:
         return rows.assemble(template, parts)
 
     def _sequential(
-        self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], context: str
+        self,
+        state: RunState,
+        layout: Sequential,
+        network: Network,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: str,
     ) -> Any:
-        sample = rows.first_input(args, kwargs)
-        if context in UNCONDITIONAL or (context not in CONDITIONAL and _same(sample, state.sample)):
+        sample, now = rows.first_input(args, kwargs), rows.timestep(args, kwargs)
+        if context in CONDITIONAL or context in UNCONDITIONAL:
+            second = context in UNCONDITIONAL
+        else:  # the unconditional call comes second, with the sample and the time of the first
+            alike = layout.inputs_differ or _same(sample, state.sample)
+            second = alike and state.sample is not None and _same_time(now, state.time)
+        if second:
             if state.answered:  # a third call at the same step
                 output = network(*args, **kwargs)
                 state.evaluated(1, 1)
@@ -218,10 +233,10 @@ class Takeover:
             return self._unconditional(state, network, args, kwargs)
         state.next_step(self.name)
         if isinstance(state.guide, Visitor):
-            state.conditional = (network, *rows.moved(args, kwargs, sample, rows.timestep(args, kwargs)))
+            state.conditional = (network, *rows.moved(args, kwargs, sample, now))
         output = network(*args, **kwargs)
         state.evaluated(1, 1)
-        state.sample, state.output, state.answered = sample, output, False
+        state.sample, state.time, state.output, state.answered = sample, now, output, False
         return output
 
     def _unconditional(self, state: RunState, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -327,10 +342,17 @@ def _number(value: Any) -> float:
     return float(value.reshape(-1)[0]) if isinstance(value, Tensor) else float(value)
 
 
+def _same_time(a: Any, b: Any) -> bool:
+    """Is this the same time, for whatever number of rows?"""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape != b.shape:
+        return _number(a) == _number(b)
+    return _same(a, b)
+
+
 def _same(a: Any, b: Any) -> bool:
     """Is this the same input? Free for the same tensor, which is the usual case."""
     if a is b:
-        return a is not None
+        return True
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
     if isinstance(a, list) and isinstance(b, list):
