@@ -50,29 +50,37 @@ class Shards:
 
     def rows(self, kind: str) -> Rows:
         """All rows, in the order of the samples."""
-        contents = self._read(kind)
-        if not contents:
-            return {}
-        index = np.concatenate([content["index"] for content in contents])
-        _, order = np.unique(index, return_index=True)  # a sample that two files hold counts once
-        return {
-            name: np.concatenate([content[name] for content in contents])[order]
-            for name in contents[0]
-            if name != "index"
-        }
+        return _joined(self._read(kind))
 
     def _read(self, kind: str) -> list[dict[str, Any]]:
         if self.folder is None:
             return [content for own, content in self._memory if own == kind]
-        contents = []
-        for path in sorted(self.folder.glob(f"{kind}-*.safetensors")):
-            try:
-                contents.append(dict(load(path.read_bytes())))
-            except (OSError, SafetensorError) as error:
-                raise ProfileError(
-                    f"{path} cannot be read ({error}); remove it, and its samples are measured again"
-                ) from None
-        return contents
+        return _read_folder(self.folder, kind)
+
+
+def stored_rows(folder: Path, kind: str = "samples") -> Rows:
+    """The rows that a calibration has left in its folder, one per sample."""
+    return _joined(_read_folder(folder, kind))
+
+
+def _joined(contents: list[dict[str, Any]]) -> Rows:
+    if not contents:
+        return {}
+    index = np.concatenate([content["index"] for content in contents])
+    _, order = np.unique(index, return_index=True)  # a sample that two files hold counts once
+    return {name: np.concatenate([c[name] for c in contents])[order] for name in contents[0] if name != "index"}
+
+
+def _read_folder(folder: Path, kind: str) -> list[dict[str, Any]]:
+    contents = []
+    for path in sorted(folder.glob(f"{kind}-*.safetensors")):
+        try:
+            contents.append(dict(load(path.read_bytes())))
+        except (OSError, SafetensorError) as error:
+            raise ProfileError(
+                f"{path} cannot be read ({error}); remove it, and its samples are measured again"
+            ) from None
+    return contents
 
 
 def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
