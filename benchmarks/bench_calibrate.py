@@ -82,7 +82,7 @@ def main() -> int:
     for name, seconds in planning.items():
         print(f"planning {args.steps} steps, {name}: {seconds:.3f} s (limit {PLANNING_LIMIT:g} s)")
     record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": platform.processor() or platform.machine(),
         "model": args.model,
         "samples": args.samples,

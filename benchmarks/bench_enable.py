@@ -124,11 +124,9 @@ def main() -> None:
     text = [
         "# thg.enable on the shipped models",
         "",
-        f"{about['device']}, {about['threads']} threads, {about['date']}, ",
+        f"{about['device']}, {about['threads']} threads, {about['date']}, commit {about['commit']}. "
+        f"{options.steps} steps; best of {options.repeats} runs; plain CFG is the bare pipeline.",
     ]
-    text[-1] += (
-        f"commit {about['commit']}. {options.steps} steps; best of {options.repeats} runs; plain CFG is the bare pipeline."
-    )
     everything = []
     for name in options.models:
         print(f"model {name}", flush=True)

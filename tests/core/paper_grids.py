@@ -1,4 +1,4 @@
-"""The coarse grids that the paper's appendix prints, as they stand there (with the final index N where it prints it)."""
+"""The coarse grids that the paper's appendix prints, as they stand there (with the final N where it prints it)."""
 
 
 def _grid(*parts: int | range) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from thg.adapter import patch
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
-from thg.adapter.summary import Summary, combined
+from thg.adapter.report import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.guide import GuideMaker

@@ -23,8 +23,8 @@ from thg.adapter.caller import Caller
 from thg.adapter.corrector import Corrector
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.report import Summary
 from thg.adapter.state import RunState
-from thg.adapter.summary import Summary
 from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
 from thg.guide import GuideMaker, Run, Term, Visitor

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+import tomllib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ from thg.bench.methods import Policy, check_budget
 from thg.bench.metrics import METRIC_NAMES, Sources
 from thg.bench.policy_options import POLICIES, read_policy
 from thg.bench.table import Table, nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SHIPPED_CONFIG = Path(__file__).parent / "shipped.toml"
 """What `thg bench` runs without arguments."""

@@ -18,7 +18,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "DeepCa
 def environment(device: str) -> dict[str, str]:
     """What a reader needs to judge a number, as texts."""
     found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "thg": thg.__version__,
         "commit": _commit(),
         "python": platform.python_version(),

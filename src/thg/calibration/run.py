@@ -313,7 +313,7 @@ class _Process:
 
 def _shared_shards(folder: Path | None, work: _Work, process: _Process) -> Shards:
     """The first process makes the folder, the others find it there."""
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
     if process.rank == 0:
         shards = Shards(folder, work.settings(), date)
         process.wait()

@@ -57,7 +57,7 @@ class Job:
         while True:
             try:
                 event = await asyncio.wait_for(self._events.get(), patience)
-            except asyncio.TimeoutError:  # not yet the built-in one in Python 3.10
+            except TimeoutError:  # not yet the built-in one in Python 3.10
                 yield None
                 continue
             yield event

@@ -1,7 +1,7 @@
 // A line chart with a logarithmic axis: tortoise and hare over the steps, and the grid as ticks below.
 
 const SPACE = "http://www.w3.org/2000/svg";
-const BOX = { height: 290, left: 44, right: 68, top: 34, bottom: 44 };
+const BOX = { height: 266, left: 44, right: 68, top: 10, bottom: 44 };
 const NARROWEST = 300;
 
 function make(name, attributes, text) {
@@ -26,9 +26,8 @@ function labelled(low, high) {
 export class Chart {
   constructor(container, title) {
     this.container = container;
-    this.title = title;
     this.svg = make("svg", { role: "img", "aria-label": title });
-    container.replaceChildren(this.svg);
+    container.replaceChildren(Object.assign(document.createElement("h3"), { textContent: title }), this.svg);
   }
 
   // series: {tortoise: {mean, std}, hare: {mean, std}}; plan: what the server says of the grid, or null.
@@ -43,7 +42,7 @@ export class Chart {
     const x = (step) => BOX.left + ((right - BOX.left) * (step + 0.5)) / steps;
     const tall = BOX.height - BOX.top - BOX.bottom;
     const y = (value) => BOX.top + tall * (1 - (Math.log10(Math.max(value, 10 ** low)) - low) / Math.max(high - low, 0.5));
-    const parts = [make("text", { x: 0, y: 14, class: "title" }, this.title)];
+    const parts = [];
     for (const value of labelled(low, high)) {
       parts.push(make("line", { x1: BOX.left, x2: right, y1: y(value), y2: y(value), class: "gridline" }));
       parts.push(make("text", { x: BOX.left - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
