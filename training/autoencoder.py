@@ -26,7 +26,7 @@ def build_autoencoder() -> AutoencoderKL:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=2600, learning_rate=2e-3)
+    options = parse_options(__doc__, arguments, steps=1100, learning_rate=2e-3)
     pictures, _ = load_split(options.data, "train", options.limit)
     torch.manual_seed(options.seed)
     network = build_autoencoder()

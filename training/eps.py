@@ -61,7 +61,7 @@ def build_model(tokenizer: CLIPTokenizer) -> nn.ModuleDict:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=5000, learning_rate=6e-4)
+    options = parse_options(__doc__, arguments, steps=2600, learning_rate=6e-4)
     tokenizer = build_tokenizer()
     batches = Batches(options.work, tokenizer, shifted=False)
     torch.manual_seed(options.seed)

@@ -98,7 +98,7 @@ def encode(model: nn.ModuleDict, tokens: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=5000, learning_rate=1e-3)
+    options = parse_options(__doc__, arguments, steps=5100, learning_rate=1e-3)
     tokenizer = build_tokenizer()
     batches = Batches(options.work, tokenizer, shifted=True)
     torch.manual_seed(options.seed)

@@ -26,7 +26,7 @@ def accuracy(network: JudgeNetwork, pictures: torch.Tensor, labels: torch.Tensor
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=4000, learning_rate=1.5e-3)
+    options = parse_options(__doc__, arguments, steps=3200, learning_rate=1.5e-3)
     pictures, labels = load_split(options.data, "train", options.limit)
     torch.manual_seed(options.seed)
     network = JudgeNetwork()
