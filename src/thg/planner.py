@@ -19,6 +19,7 @@ from thg.plan import Plan
 from thg.presets import preset
 
 DEFAULT_NFE = 0.65
+DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long
 
 
 @runtime_checkable
@@ -175,7 +176,7 @@ Choice = str | Plan | Planner | GuideMaker | None  # what a user may pass to `en
 def guide_maker(choice: Choice) -> GuideMaker:
     """A user's choice as a guide maker. None is the default for an uncalibrated pipeline."""
     if choice is None:
-        return Planned(uniform(nfe=DEFAULT_NFE))
+        return Planned(uniform(nfe=DEFAULT_NFE, corrector=DEFAULT_CORRECTOR))
     if isinstance(choice, str):
         choice = preset(choice)
     if isinstance(choice, Plan):

@@ -194,7 +194,7 @@ def test_killed_and_resumed_it_writes_the_same_bytes_and_two_processes_too(tmp_p
     finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cut").glob("samples-*.safetensors")}
     assert finished
     assert not (tmp_path / "cut.json").exists()
-    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
     launcher += ("--mixed_precision", "no", "--dynamo_backend", "no")
     two = start(tmp_path, str(tmp_path / "two"), str(tmp_path / "two.json"), launcher=launcher)
     assert start(tmp_path, str(tmp_path / "cut"), str(tmp_path / "cut.json")).wait(300) == 0

@@ -142,7 +142,7 @@ class _Work:
         return {
             "network": fingerprint(self.pipe),
             "model": _model_name(self.pipe),
-            "scheduler": [type(self.pipe.scheduler).__name__, dict(self.pipe.scheduler.config)],
+            "scheduler": [type(self.pipe.scheduler).__name__, _settings_of(self.pipe.scheduler)],
             "arguments": self.arguments,
             "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
             "seed": self.seed,
@@ -291,6 +291,11 @@ def _versions() -> dict[str, str]:
 
 
 # -- processes, progress
+
+
+def _settings_of(scheduler: Any) -> dict[str, Any]:
+    """A scheduler's settings, without what diffusers notes about them in no fixed order."""
+    return {name: value for name, value in dict(scheduler.config).items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)
