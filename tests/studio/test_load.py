@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import httpx
 
 from tests.studio.conftest import serve, until
-from tests.studio.wishes import finished, plan_wish, run_wish
+from tests.studio.wishes import events, finished, plan_wish, run_wish
 from thg.studio.engine import Engine
 
 CLIENTS = 100
@@ -48,9 +52,25 @@ def test_a_hundred_clients(model):
             assert finished(client, run_wish())[-1][0] == "done"
 
 
-def test_closing_the_studio_ends_a_run(model):
-    with serve(Engine(model)) as studio, studio.client() as client:
-        stream = client.stream("POST", "/api/runs", json=run_wish(steps=150))
-        response = stream.__enter__()
-        next(response.iter_lines())
-        stream.__exit__(None, None, None)
+def test_closing_the_studio_ends_a_run_that_somebody_watches(model):
+    others = worker_threads()
+    with ExitStack() as watching:
+        with serve(Engine(model)) as studio:
+            client = watching.enter_context(studio.client())
+            response = watching.enter_context(client.stream("POST", "/api/runs", json=run_wish(steps=150)))
+            heard = events(response)
+            until(lambda: next(heard)[0] == "step")
+            assert worker_threads() == others + 1
+        assert worker_threads() == others  # `serve` has waited for the server, and the server for its worker
+        last = [name for name, _ in leftover(heard)]
+    assert "done" not in last
+
+
+def worker_threads() -> int:
+    return sum(thread.name == "thg-studio-worker" for thread in threading.enumerate())
+
+
+def leftover(heard: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What still comes before the connection breaks off."""
+    with suppress(httpx.TransportError):
+        yield from heard
