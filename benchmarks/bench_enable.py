@@ -35,6 +35,10 @@ from thg.planner import Fixed, Planned
 SHARES = (0.55, 0.60, 0.65, 0.70, 0.80)
 """Budgets, as shares of plain CFG's evaluations."""
 TARGET = 0.95
+MODELS = {
+    "eps": Model(shipped="eps"),
+    "flow": Model(shipped="flow", call={"max_sequence_length": 1}),  # it knows no longer texts
+}
 
 
 def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
@@ -63,12 +67,13 @@ def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[st
 
 def draw(pipe: Any, count: int, steps: int, guidance_scale: float) -> torch.Tensor:
     prompts = [EXAMPLE_PROMPTS[i % len(EXAMPLE_PROMPTS)] for i in range(count)]
-    return sample(pipe, Model(shipped="eps"), prompts, range(count), 0, steps, guidance_scale).values
+    model = MODELS["flow" if hasattr(pipe, "transformer") else "eps"]
+    return sample(pipe, model, prompts, range(count), 0, steps, guidance_scale).values
 
 
 def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
     """The rows of one shipped model."""
-    pipe = load_pipeline(Model(shipped=name), "cpu")
+    pipe = load_pipeline(MODELS[name], "cpu")
     guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
     chosen = policies(pipe, steps, guidance_scale)
     best: dict[tuple[str, int], float] = {}
