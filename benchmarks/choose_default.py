@@ -21,7 +21,7 @@ import torch
 
 import thg
 from thg.cli.calibrate import shipped_prompts
-from thg.models import DEFAULT_GUIDANCE, GARMENTS
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, GARMENTS
 from thg.models.judge import Judge, frechet_distance
 from thg.profile import Profile, write_atomically
 
@@ -83,6 +83,7 @@ class Bench:
                     num_inference_steps=STEPS,
                     guidance_scale=DEFAULT_GUIDANCE[self.model],  # type: ignore[index]
                     output_type="pt",
+                    **DEFAULT_CALL[self.model],  # type: ignore[index]
                 )
                 made.append(result.images.float().mean(dim=1, keepdim=True))
                 evaluations += thg.summary(self.pipe).nfe * len(part)
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
-    parser.add_argument("--calibration-samples", type=int, default=32)
+    parser.add_argument("--calibration-samples", type=int, default=60)
     parser.add_argument("--no-adaptive", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/choose_default"))
     args = parser.parse_args()
@@ -162,6 +163,7 @@ def main() -> None:
                 guidance_scale=DEFAULT_GUIDANCE[model],
                 batch_size=args.batch_size,
                 folder=args.out / f"{model}-parts",
+                call=DEFAULT_CALL[model],
             )
             profile.save(path)
         bench = Bench(model, Profile.load(path), args.samples, args.batch_size, args.out)

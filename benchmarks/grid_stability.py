@@ -17,7 +17,7 @@ import thg
 from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.guide import Run
-from thg.models import DEFAULT_GUIDANCE
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.planner import look_before_you_leap, m_max
 from thg.profile import Profile
 
@@ -31,6 +31,7 @@ def profile_at(model: str, scale: float, samples: int, steps: int, batch: int, o
         batch_size=batch,
         sensitivity=0,
         folder=out / f"{model}-{scale:g}",
+        call=DEFAULT_CALL[model],  # type: ignore[index]
     )
 
 

@@ -14,7 +14,7 @@ SOURCE = Path(thg.__file__).parent
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
     {"errors"},
-    {"schedule"},
+    {"schedule", "schedulers"},
     {"network", "solvers", "plan", "hare", "mixture"},
     {"guide", "presets"},
     {"integrate", "richardson"},

@@ -17,7 +17,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.schedule import Node, Prediction, content, express, scheduler_class
+from thg.schedule import Node, Prediction, content, express
+from thg.schedulers import scheduler_class
 
 MAX_ORDER = 4  # of the linear multistep methods: what the two-point quadrature below integrates exactly
 _GAUSS = (0.5 - math.sqrt(3) / 6, 0.5 + math.sqrt(3) / 6)

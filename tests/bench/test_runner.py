@@ -23,7 +23,7 @@ from thg.bench.report import write_report
 from thg.bench.runner import Runner, Shard, find_shard
 from thg.bench.seeds import generators, sample_seed
 from thg.bench.store import RunFolder, write_whole
-from thg.errors import MissingExtraError, PlanError
+from thg.errors import PlanError, THGError
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_fewer_prompts_than_asked_for_are_an_error_and_nothing_is_written(home):
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"model": {"source": "/nowhere/model"}}, MissingExtraError, "cannot load the model '/nowhere/model'"),
+        ({"model": {"source": "/nowhere/model"}}, THGError, "the model '/nowhere/model' cannot be loaded"),
         ({"model": {"source": "model", "scheduler": "DDIMSheduler"}}, ConfigError, "did you mean 'DDIMScheduler'"),
         (
             {"model": {"source": "model", "scheduler": "DDIMScheduler", "scheduler_options": {"beta": 1}}},

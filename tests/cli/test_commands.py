@@ -133,6 +133,15 @@ def test_bad_options_are_refused_by_the_parser(words, capsys):
     assert stopped.value.code == 2
 
 
+def test_a_folder_that_was_saved_without_a_component(tmp_path, capsys):
+    from thg.models import shipped_path
+
+    out = tmp_path / "a.png"
+    assert main(["generate", "a bag", "--model", str(shipped_path("flow")), "--steps", "2", "-o", str(out)]) == 0
+    assert out.is_file()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_broken_model_folder(tmp_path, capsys):
     from thg.models import shipped_path
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thg.errors import ScheduleError
-from thg.schedule import Node, Schedule, content, express, scheduler_log_snr
+from thg.schedule import Node, Schedule, content, express
+from thg.schedulers import scheduler_log_snr
 
 diffusers = pytest.importorskip("diffusers")
 

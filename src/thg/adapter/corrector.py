@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from thg.guide import Correction, Term
-from thg.schedule import adds_noise, scheduler_class
+from thg.schedulers import adds_noise, scheduler_class
 
 LINEAR = (
     "DDIMScheduler",

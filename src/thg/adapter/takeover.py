@@ -28,7 +28,7 @@ from thg.adapter.state import RunState
 from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
 from thg.guide import GuideMaker, Run, Term, Visitor
-from thg.schedule import scheduler_log_snr
+from thg.schedulers import scheduler_log_snr
 
 Network = Callable[..., Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,9 @@ from thg.bench.data.errors import DataError
 from thg.bench.errors import ConfigError
 from thg.bench.seeds import generators
 from thg.bench.table import nearest
-from thg.errors import MissingExtraError, NonFiniteError, UnsupportedPipelineError
+from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.models import benchmark_prompts, shipped_pipeline
+from thg.models.pretrained import pretrained, sampling_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,8 @@ def load_pipeline(model: Model, device: str) -> Any:
     if model.shipped is not None:
         pipe: Any = shipped_pipeline("flow" if model.shipped == "flow" else "eps", device=device, dtype=dtype)
     else:
-        pipe = _pretrained(model, dtype).to(device)
+        assert model.source is not None  # the configuration has one of the two
+        pipe = pretrained(model.source, dtype, variant=model.variant, leave_out=model.leave_out).to(device)
     if model.scheduler is not None:
         pipe.scheduler = _scheduler(model, pipe.scheduler.config)
     pipe.set_progress_bar_config(disable=True)
@@ -42,25 +43,6 @@ def load_pipeline(model: Model, device: str) -> Any:
         if key not in known:
             raise ConfigError(f"{type(pipe).__name__} takes no argument {key!r}{nearest(key, list(known))}")
     return pipe
-
-
-def _pretrained(model: Model, dtype: torch.dtype) -> Any:
-    try:
-        from diffusers import DiffusionPipeline
-    except ImportError as error:
-        raise MissingExtraError("the benchmark needs diffusers: pip install 'thg[diffusers]'") from error
-    left_out = dict.fromkeys(model.leave_out)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)  # older releases know no other name
-            return DiffusionPipeline.from_pretrained(
-                model.source, torch_dtype=dtype, variant=model.variant, use_safetensors=True, **left_out
-            )
-    except (OSError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MissingExtraError(
-            f"cannot load the model {model.source!r} ({reason}); download it once with: hf download {model.source}"
-        ) from error
 
 
 def _scheduler(model: Model, config: Any) -> Any:
@@ -110,7 +92,7 @@ def sample(
     values = getattr(output, "images", None)
     rate = None
     if values is None:
-        values, rate = getattr(output, "audios", None), _sample_rate(pipe)
+        values, rate = getattr(output, "audios", None), sampling_rate(pipe)
     if values is None:
         raise UnsupportedPipelineError(
             f"{type(pipe).__name__} returns neither images nor audios; the benchmark needs one"
@@ -121,11 +103,3 @@ def sample(
     if rate is not None and values.ndim == 3:
         values = values.mean(1)  # channels of a sound
     return Samples(values, rate)
-
-
-def _sample_rate(pipe: Any) -> int:
-    for part in ("vocoder", "vae"):
-        rate = getattr(getattr(getattr(pipe, part, None), "config", None), "sampling_rate", None)
-        if rate:
-            return int(rate)
-    raise UnsupportedPipelineError(f"thg does not know the sample rate of {type(pipe).__name__}")

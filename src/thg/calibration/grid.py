@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from thg.errors import ScheduleError
 from thg.guide import Run
 from thg.profile_planner import noise_share
-from thg.schedule import Prediction, Schedule, adds_noise, prediction_of
+from thg.schedule import Prediction, Schedule
+from thg.schedulers import adds_noise, prediction_of
 from thg.solvers import solver_like
 
 Array = NDArray[np.float64]

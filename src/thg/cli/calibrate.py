@@ -11,7 +11,7 @@ from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import pipelines
 from thg.errors import ProfileError
 from thg.guide import Run
-from thg.models import DEFAULT_GUIDANCE, TONES, benchmark_prompts
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, TONES, benchmark_prompts
 from thg.planner import DEFAULT_NFE
 
 SHIPPED_SAMPLES = 60
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         sensitivity=args.sensitivity,
         folder=args.folder or args.out.with_name(f"{args.out.name}.parts"),
+        call=DEFAULT_CALL.get(args.model),
         progress=not args.quiet,
     )
     if not _is_first_process():

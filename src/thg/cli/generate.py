@@ -10,6 +10,7 @@ from thg.cli import files, pipelines
 from thg.cli.choice import add_plan_argument, chosen_plan
 from thg.cli.sampling import Sampled, sample
 from thg.errors import THGError
+from thg.models.pretrained import sampling_rate
 
 SUFFIX = {"image": ".png", "audio": ".wav", "video": ".gif"}
 
@@ -57,18 +58,10 @@ def _save(out: Path, done: Sampled, prompts: list[str], seeds: list[int], how: d
     plan = done.summary.plan if done.summary is not None else None
     for path, item, prompt, seed in zip(paths, done.items, prompts, seeds, strict=True):
         if done.kind == "audio":
-            files.save_sound(path, item, rate=_sampling_rate(pipe))
+            files.save_sound(path, item, rate=sampling_rate(pipe))
         elif done.kind == "video":
             files.save_frames(path, item)
         else:
             about = {**how, "prompt": prompt, "seed": seed, "nfe": done.nfe, "versions": files.versions()}
             files.save_picture(path, item, {**about, "plan": plan.to_dict() if plan is not None else None})
     return paths
-
-
-def _sampling_rate(pipe: Any) -> int:
-    for part in (getattr(pipe, "vocoder", None), getattr(pipe, "vae", None)):
-        rate = getattr(getattr(part, "config", None), "sampling_rate", None)
-        if rate:
-            return int(rate)
-    raise THGError(f"{type(pipe).__name__} does not tell its sampling rate")

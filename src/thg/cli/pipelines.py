@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
 from thg.errors import MissingExtraError, THGError
-from thg.models import DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
+from thg.models.pretrained import pretrained
 
 SCHEDULERS = {
     "ddim": "DDIMScheduler",
@@ -67,7 +67,7 @@ def load(args: argparse.Namespace) -> Any:
     if args.model in SHIPPED:
         pipe: Any = shipped_pipeline(args.model, device=device, dtype=dtype)
     else:
-        pipe = _from_pretrained(args.model, dtype).to(device)
+        pipe = pretrained(args.model, dtype).to(device)
     if args.scheduler:
         pipe.scheduler = _scheduler(args.scheduler, pipe)
     pipe.set_progress_bar_config(disable=True)
@@ -82,6 +82,7 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
     """The keyword arguments of the pipeline's call that the options stand for."""
     accepted = inspect.signature(pipe.__call__).parameters
     call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": default_steps(args)}
+    call.update(DEFAULT_CALL.get(args.model, {}))
     scale = args.guidance_scale if args.guidance_scale is not None else DEFAULT_GUIDANCE.get(args.model)
     if scale is not None:
         call["true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"] = scale
@@ -111,21 +112,6 @@ def _check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise THGError(f"the device {device!r} cannot be used ({reason}); write --device cpu") from None
-
-
-def _from_pretrained(model: str, dtype: torch.dtype) -> Any:
-    from diffusers import DiffusionPipeline
-
-    if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
-        raise THGError(f"{model} is not a diffusers pipeline: there is no model_index.json in it")
-    try:
-        return DiffusionPipeline.from_pretrained(model, torch_dtype=dtype, use_safetensors=True)
-    except Exception as error:  # the hub client, safetensors and json each have errors of their own
-        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        raise THGError(
-            f"the model {model!r} cannot be loaded ({reason}); --model takes eps, flow, the hub id of a pipeline, "
-            "or a folder that save_pretrained wrote"
-        ) from error
 
 
 def _scheduler(name: str, pipe: Any) -> Any:

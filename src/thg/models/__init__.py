@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 __all__ = [
+    "DEFAULT_CALL",
     "DEFAULT_GUIDANCE",
     "EXAMPLE_PROMPTS",
     "GARMENTS",
@@ -36,6 +37,9 @@ ShippedName = Literal["eps", "flow"]
 
 DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
 """The guidance scale at which each model is meant to be used, and was measured."""
+
+DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}}
+"""More arguments for the call of each: "flow" has no T5, and pads with zeros that only cost time."""
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:

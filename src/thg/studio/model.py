@@ -11,7 +11,7 @@ from thg.adapter.identity import fingerprint
 from thg.errors import THGError
 from thg.guide import Run
 from thg.profile import Profile
-from thg.schedule import scheduler_log_snr
+from thg.schedulers import scheduler_log_snr
 
 SCHEDULERS: Final = {
     "DDIMScheduler": "DDIM",

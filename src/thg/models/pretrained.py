@@ -1,0 +1,61 @@
+"""Loading the pipelines of others: a hub id or a folder that `save_pretrained` wrote. Weights are safetensors only."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
+
+
+def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, leave_out: Iterable[str] = ()) -> Any:
+    """The pipeline, with an error of one line if it cannot be loaded.
+
+    - `variant`: of the weight files, such as "fp16".
+    - `leave_out`: components to go without, such as "safety_checker". Those that a folder was saved without are left
+      out anyway.
+    """
+    try:
+        from diffusers import DiffusionPipeline
+    except ImportError as error:
+        raise MissingExtraError("loading a model needs diffusers; write pip install 'thg[diffusers]'") from error
+    absent = dict.fromkeys([*leave_out, *_saved_without(Path(source))])
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)  # older releases know no other name
+            return DiffusionPipeline.from_pretrained(
+                source, torch_dtype=dtype, variant=variant, use_safetensors=True, **absent
+            )
+    except Exception as error:  # the hub client, safetensors and json each have errors of their own
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise THGError(
+            f"the model {source!r} cannot be loaded ({reason}); it must be eps, flow, the hub id of a pipeline with "
+            "safetensors weights (once: hf download ID), or a folder that save_pretrained wrote"
+        ) from error
+
+
+def _saved_without(folder: Path) -> list[str]:
+    """The components that a folder lists as absent; diffusers itself accepts that for some classes only."""
+    if not folder.is_dir():
+        return []
+    try:
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        return [name for name, origin in index.items() if origin == [None, None]]
+    except FileNotFoundError:
+        raise THGError(f"{folder} is not a diffusers pipeline: there is no model_index.json in it") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise THGError(f"{folder / 'model_index.json'} cannot be read ({error})") from error
+
+
+def sampling_rate(pipe: Any) -> int:
+    """Of the sounds that a pipeline makes."""
+    for part in (getattr(pipe, "vocoder", None), getattr(pipe, "vae", None)):
+        rate = getattr(getattr(part, "config", None), "sampling_rate", None)
+        if rate:
+            return int(rate)
+    raise UnsupportedPipelineError(f"{type(pipe).__name__} does not tell the sampling rate of its sounds")

@@ -1,0 +1,203 @@
+"""diffusers' schedulers, read by their attributes: the grid of a run, its noise levels, what the network predicts.
+
+Imports nothing of diffusers: a scheduler is known by the names of its classes and by what it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thg.errors import ScheduleError
+from thg.schedule import Array, FlowCurve, Node, NoiseCurve, Prediction, Schedule, TableCurve, log_snr
+
+_READABLE = (
+    "DDIMScheduler",
+    "PNDMScheduler",
+    "EulerDiscreteScheduler",
+    "LMSDiscreteScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "UniPCMultistepScheduler",
+    "DEISMultistepScheduler",
+    "FlowMatchEulerDiscreteScheduler",
+)
+
+_NOISY = {  # adds fresh noise at every step -> its deterministic relative
+    "EulerAncestralDiscreteScheduler": "EulerDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler": "DPMSolverMultistepScheduler",
+    "DPMSolverSDEScheduler": "DPMSolverMultistepScheduler",
+    "SASolverScheduler": "UniPCMultistepScheduler",
+    "DDPMScheduler": "DDIMScheduler",
+    "LCMScheduler": "DDIMScheduler",
+    "TCDScheduler": "DDIMScheduler",
+    "FlowMatchLCMScheduler": "FlowMatchEulerDiscreteScheduler",
+}
+
+
+def scheduler_class(scheduler: Any, known: Sequence[str] = _READABLE) -> str | None:
+    """The diffusers class that a scheduler is an instance of, among the known ones."""
+    return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
+
+
+def adds_noise(scheduler: Any) -> bool:
+    """Does this diffusers scheduler draw fresh noise at every step?"""
+    algorithm = getattr(getattr(scheduler, "config", None), "algorithm_type", None) or ""
+    return scheduler_class(scheduler, tuple(_NOISY)) is not None or str(algorithm).startswith("sde-")
+
+
+def read_schedule(scheduler: Any) -> Schedule:
+    """`Schedule.from_diffusers`."""
+    name = _readable_class(scheduler)
+    if name in ("DDIMScheduler", "PNDMScheduler"):
+        return _from_alphas(scheduler)
+    return _from_sigmas(scheduler, exploding=name in ("EulerDiscreteScheduler", "LMSDiscreteScheduler"))
+
+
+def scheduler_log_snr(scheduler: Any) -> Array:
+    """log(alpha^2 / sigma^2) at each of `scheduler.timesteps`; works for every scheduler that has a noise level.
+
+    Minus infinity at zero terminal SNR, infinity at clean data.
+    """
+    _require_timesteps(scheduler)
+    count = len(scheduler.timesteps)
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is not None and len(sigmas) >= count:
+        sigma = _float64(sigmas)[:count]
+        if hasattr(scheduler, "sigmas_interpol"):  # KDPM2: every second call is in the middle of a step
+            sigma[1::2] = _float64(scheduler.sigmas_interpol)[1:count:2]
+        if not _is_flow(scheduler):
+            return log_snr(1.0, sigma)
+        if getattr(scheduler.config, "invert_sigmas", False):
+            sigma = 1 - sigma
+        return log_snr(1 - sigma, sigma)
+    if getattr(scheduler, "alphas_cumprod", None) is not None:
+        alphas_cumprod = _float64(scheduler.alphas_cumprod)[_integers(scheduler.timesteps)]
+        return log_snr(np.sqrt(alphas_cumprod), np.sqrt(1 - alphas_cumprod))
+    raise ScheduleError(
+        f"{type(scheduler).__name__} has neither `sigmas` nor `alphas_cumprod`, so its noise levels are not known; "
+        "write scheduler = diffusers.DDIMScheduler.from_config(scheduler.config)"
+    )
+
+
+def _readable_class(scheduler: Any) -> str:
+    """The scheduler's class if its grid can be read exactly, else an error that says what to write."""
+    given = type(scheduler).__name__
+    config = getattr(scheduler, "config", None)
+    noisy = scheduler_class(scheduler, tuple(_NOISY))
+    if noisy or getattr(config, "algorithm_type", "").startswith("sde-"):
+        relative = _NOISY[noisy] if noisy else given
+        argument = "" if noisy else ", algorithm_type='dpmsolver++'"
+        raise ScheduleError(
+            f"{given} adds fresh noise at every step, and the method needs a deterministic run; "
+            f"write scheduler = diffusers.{relative}.from_config(scheduler.config{argument})"
+        )
+    name = scheduler_class(scheduler)
+    if name is None:
+        raise ScheduleError(
+            f"{given} is not a scheduler whose grid can be read; these are: {', '.join(_READABLE)}; "
+            "write scheduler = diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
+        )
+    for flag, value, why in (
+        ("stochastic_sampling", True, "adds fresh noise at every step"),
+        ("invert_sigmas", True, "runs its time backwards"),
+        ("timestep_type", "continuous", "has times that are not those of a training schedule"),
+    ):
+        if getattr(config, flag, None) == value:
+            raise ScheduleError(f"{given} with {flag}={value!r} {why}, which is not supported; make it without {flag}")
+    if name == "PNDMScheduler" and not scheduler.config.skip_prk_steps:
+        raise ScheduleError(
+            f"{given} with skip_prk_steps=False begins with Runge-Kutta steps of four evaluations each; "
+            "write scheduler = diffusers.PNDMScheduler.from_config(scheduler.config, skip_prk_steps=True)"
+        )
+    _require_timesteps(scheduler)
+    return name
+
+
+def _require_timesteps(scheduler: Any) -> None:
+    if getattr(scheduler, "num_inference_steps", None) is None:
+        raise ScheduleError(
+            f"the number of steps of {type(scheduler).__name__} is not set; call scheduler.set_timesteps(50) first"
+        )
+
+
+def _from_alphas(scheduler: Any) -> Schedule:
+    """DDIM and PNDM: noise levels looked up at whole training times; a step from t ends at t - T // N."""
+    table = _float64(scheduler.alphas_cumprod)
+    curve = TableCurve.from_alphas_cumprod(table)
+    final = float(scheduler.final_alpha_cumprod)
+    stride = scheduler.config.num_train_timesteps // scheduler.num_inference_steps
+    times = list(dict.fromkeys(_integers(scheduler.timesteps).tolist()))  # PNDM visits its second time twice
+
+    def node(position: int, time: int) -> Node:
+        level = table[time] if time >= 0 else final
+        return Node(float(position), float(max(time, 0)), math.sqrt(level), math.sqrt(1 - level))
+
+    landings = tuple(node(i + 1, t - stride) for i, t in enumerate(times))
+    last = landings[-1]
+    return Schedule(
+        nodes=(*(node(i, t) for i, t in enumerate(times)), last),
+        landings=landings,
+        curve=curve,
+        curve_times=(*map(float, times), float(curve.time_of(last.sigma / last.alpha))),
+        prediction=prediction_of(scheduler),
+    )
+
+
+def _from_sigmas(scheduler: Any, exploding: bool) -> Schedule:
+    """Schedulers that hold the sigma of every step: sigma/alpha, or sigma itself on the flow path."""
+    times = _float64(scheduler.timesteps).tolist()
+    sigmas = _float64(scheduler.sigmas)[: len(times) + 1]
+    curve: NoiseCurve
+    if _is_flow(scheduler):
+        if prediction_of(scheduler) == "v_prediction":
+            raise ScheduleError("v_prediction is not defined on flow sigmas; set prediction_type='flow_prediction'")
+        curve = FlowCurve(float(scheduler.config.num_train_timesteps))
+        alpha, sigma = 1 - sigmas, sigmas
+        curve_times = sigmas * curve.horizon
+    else:
+        curve = TableCurve.from_alphas_cumprod(_float64(scheduler.alphas_cumprod), sigmas.tolist())
+        alpha = np.ones_like(sigmas) if exploding else 1 / np.sqrt(1 + sigmas**2)
+        sigma = sigmas * alpha
+        curve_times = curve.time_of(sigmas)
+    times.append(curve.network_time(float(curve_times[-1])))
+    nodes = tuple(
+        Node(float(i), t, float(a), float(s)) for i, (t, a, s) in enumerate(zip(times, alpha, sigma, strict=True))
+    )
+    return Schedule(nodes, nodes[1:], curve, tuple(curve_times.tolist()), prediction_of(scheduler), exploding)
+
+
+def _is_flow(scheduler: Any) -> bool:
+    return "FlowMatch" in "".join(base.__name__ for base in type(scheduler).__mro__) or bool(
+        getattr(scheduler.config, "use_flow_sigmas", False)
+    )
+
+
+def prediction_of(scheduler: Any) -> Prediction:
+    """What the network of a diffusers scheduler predicts."""
+    given = getattr(scheduler.config, "prediction_type", "flow")
+    known: dict[str, Prediction] = {
+        "epsilon": "epsilon",
+        "v_prediction": "v_prediction",
+        "sample": "sample",
+        "original_sample": "sample",
+        "flow_prediction": "flow",
+        "flow": "flow",
+    }
+    if given not in known:
+        raise ScheduleError(f"prediction_type {given!r} is not known; it must be one of {', '.join(known)}")
+    return known[given]
+
+
+def _float64(values: Any) -> Array:
+    """A copy in double precision."""
+    return np.array(values.tolist() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def _integers(values: Any) -> NDArray[np.int64]:
+    return np.round(_float64(values)).astype(np.int64)
