@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench-core clean
+.PHONY: demo test lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## the documentation, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-core: $(STAMP)  ## the cost of the sampling loop beside the network
 	$(BIN)/python benchmarks/bench_core.py

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-ALONE = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "multi_gpu.py")
+ALONE = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py") if path.name != "multi_gpu.py")
 
 
 def run(command: list[str], folder: Path) -> str:

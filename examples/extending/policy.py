@@ -1,0 +1,69 @@
+"""A policy of your own: who decides at each step whether the unconditional branch runs, and what stands in for it.
+
+A policy makes a guide when a run starts (`guide(run)`); the guide answers three questions at each step and is forgotten
+after the run. This one evaluates each third step, and lets the last guidance term fade in between.
+
+python examples/extending/policy.py
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+import thg
+from thg.bench.metrics import Batch
+from thg.bench.metrics.fidelity import PSNR
+from thg.guide import Guide, Run, Term
+
+
+@dataclass(frozen=True)
+class Fading:
+    """What is passed to `thg.enable`; it has no state, so one may serve many pipelines."""
+
+    every: int = 3
+    share: float = 0.95  # of the term that is left after a step
+
+    def guide(self, run: Run) -> Guide:
+        return FadingGuide(self)
+
+
+class FadingGuide:
+    """One run. It is asked in order of the steps."""
+
+    plan: thg.Plan | None = None  # the plan that it follows, if it is one: for the summary
+
+    def __init__(self, chosen: Fading) -> None:
+        self._chosen = chosen
+        self._last: Term = ()
+
+    def evaluates(self, step: int) -> bool:
+        """Shall the unconditional branch run at this step?"""
+        return step % self._chosen.every == 0 or not self._last
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        """A fresh guidance term, e_c - e_u; a tuple, since a network may return several tensors. None: use it."""
+        self._last = term
+        return None
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        """What to use where nothing was evaluated. None would be no guidance."""
+        self._last = tuple(part * self._chosen.share for part in self._last)
+        return self._last
+
+
+if __name__ == "__main__":
+    pipe = thg.shipped_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    prompts = ["a dark ankle boot", "a light dress"]
+
+    def pictures() -> torch.Tensor:
+        noise = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
+        return pipe(prompts, num_inference_steps=30, guidance_scale=5.0, generator=noise, output_type="pt").images
+
+    plain = pictures()
+    for policy in (Fading(), Fading(share=1.0), thg.uniform(every=3)):
+        with thg.enabled(pipe, policy):
+            psnr = PSNR()
+            psnr.update(Batch(pictures(), references=plain))
+            print(f"{policy}: {thg.summary(pipe).nfe} evaluations, {psnr.compute():.1f} dB to plain CFG")
+            assert thg.summary(pipe).nfe == 40
