@@ -5,6 +5,7 @@ It is a value: frozen, hashable, no tensors, JSON in and out. The loop that runs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from bisect import bisect_right
@@ -17,6 +18,7 @@ from typing import Any
 from thg.errors import PlanError
 
 FORMAT = "thg-plan-1"
+MOST_STEPS = 100_000  # no sampler has more; a file that says so is broken
 
 HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of a plan's picture
 
@@ -46,8 +48,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         steps = _whole("steps", self.steps)
-        if steps < 1:
-            raise PlanError(f"steps must be at least 1, not {steps}")
+        if not 1 <= steps <= MOST_STEPS:
+            raise PlanError(f"steps must be at least 1 and at most {MOST_STEPS}, not {steps}")
         coarse = _grid(self.coarse, steps)
         cutoff = steps if self.cutoff is None else _whole("cutoff", self.cutoff)
         if not 1 <= cutoff <= steps:
@@ -184,17 +186,18 @@ class Plan:
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or math.isinf(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanError(f"{name} must be a whole number, not {value!r}")
-    if value != int(value):
+    if isinstance(value, float) and not value.is_integer():
         raise PlanError(f"{name} must be a whole number, not {value!r}")
     return int(value)
 
 
 def _real(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise PlanError(f"{name} must be a finite number, not {value!r}")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        with contextlib.suppress(OverflowError):  # a whole number with hundreds of digits
+            return float(value)
+    raise PlanError(f"{name} must be a finite number, not {value!r}")
 
 
 def _grid(coarse: Any, steps: int) -> tuple[int, ...]:

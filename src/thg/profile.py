@@ -213,7 +213,7 @@ class Profile:
             return _from_document(document, path)
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path} is damaged or was edited by hand ({type(error).__name__}: {error})") from None
 
 

@@ -59,7 +59,7 @@ class RunFolder:
 
     def stored_config(self) -> dict[str, Any]:
         stored = self.read_json(self.path / "config.json")
-        if stored is None or "config" not in stored:
+        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("base"), str):
             raise RunFolderError(f"{self.path} is not the folder of a run: there is no readable config.json in it")
         return stored
 

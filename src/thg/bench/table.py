@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Table:
 
     def number(self, key: str, default: Any = _MISSING) -> Any:
         value = self._get(key, default, (int, float), "a number")
-        if isinstance(value, int | float) and not math.isfinite(value):
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise ConfigError(f"{self._name(key)} must be finite, not {value}")
         return float(value) if key in self.given else value
 

@@ -30,12 +30,28 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    called = next((word for word in argv if not word.startswith("-")), None)
+    try:
+        return _run(argv, called)
+    except THGError as error:
+        return _stopped(called, str(error), 2)
+    except OSError as error:
+        return _stopped(called, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2)
+    except KeyboardInterrupt:
+        return _stopped(called, "interrupted", 130)
+
+
+def _stopped(command: str | None, why: str, code: int) -> int:
+    print(f"thg {command}: {' '.join(why.split())}", file=sys.stderr)
+    return code
+
+
+def _run(argv: list[str], called: str | None) -> int:
     parser = argparse.ArgumentParser(
         prog="thg", description="Guided diffusion sampling with fewer network evaluations.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"thg {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    called = next((word for word in argv if not word.startswith("-")), None)
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         if name == called:
@@ -46,14 +62,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    try:
-        return int(args.run(args) or 0)
-    except THGError as error:
-        print(f"thg {args.command}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"thg {args.command}: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"thg {args.command}: interrupted", file=sys.stderr)
-        return 130
+    return int(args.run(args) or 0)

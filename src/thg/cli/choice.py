@@ -52,13 +52,21 @@ def _number(text: str) -> float | None:
 
 def _from_file(path: Path) -> Choice:
     """A plan as it is, or the plan that a profile gives for the default budget."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise PlanError(f"{path} is neither a plan nor a profile: it is not a text file") from None
-    if PROFILE_FORMAT in text:
+    if PROFILE_FORMAT in _read_text(path):
         return Profile.load(path).planner(nfe=DEFAULT_NFE)
+    return read_plan(path)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file, with an error that names the file."""
     try:
-        return Plan.from_json(text)
+        return Plan.from_json(_read_text(path))
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is neither a plan nor a profile: it is not a text file") from None

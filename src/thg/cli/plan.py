@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from thg.cli.choice import read_plan
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
 from thg.guide import Run
-from thg.plan import Plan
+from thg.plan import MOST_STEPS, Plan
 from thg.planner import DEFAULT_NFE, uniform
 from thg.presets import PRESETS, preset
 from thg.profile import SHIPPED as SHIPPED_PROFILES
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.steps is not None and not 1 <= args.steps <= MOST_STEPS:
+        raise PlanError(f"--steps must be at least 1 and at most {MOST_STEPS}, not {args.steps}")
     profile = _profile(args.what)
     if (args.sweep or args.plot or args.rho is not None or args.method) and profile is None:
         raise PlanError(
@@ -103,7 +106,7 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
         order = 2 if args.hare_order is None else args.hare_order
         planner_of_none = uniform(nfe=_budget(args.nfe), hare_order=order, corrector=args.corrector)
         return planner_of_none.plan(Run.of(args.steps or 50))
-    return preset(args.what) if args.what in PRESETS else Plan.from_json(Path(args.what).read_text(encoding="utf-8"))
+    return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
 
 
 def _run_of(profile: Profile, args: argparse.Namespace) -> Run:

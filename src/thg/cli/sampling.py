@@ -29,6 +29,8 @@ class Sampled:
 
 def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> Sampled:
     """Runs the pipeline with one seed per prompt. plan=False is plain CFG; True the default plan."""
+    if not all(abs(seed) < 2**63 for seed in seeds):
+        raise THGError(f"a seed has at most 63 bits: write a smaller number than {max(seeds, key=abs)}")
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     plain = plan is False
     if plain:

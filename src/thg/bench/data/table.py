@@ -17,12 +17,12 @@ LINE_END = r"\r\n|\r|\n"
 
 def read_table(text: str, delimiter: str, source: str) -> tuple[list[str], list[dict[str, str]]]:
     """Column names and rows; empty lines are left out. `source` is the file's name, for errors."""
-    header_line = next((line for line in re.split(LINE_END, text) if line.strip()), None)
-    if header_line is None:
-        raise DataError(f"{source} is empty: the first line must name the columns")
+    header_line = next((line for line in re.split(LINE_END, text) if line.strip()), "")
     if delimiter not in header_line:
         delimiter = ""
     records = [record for record in _records(text, delimiter) if any(field.strip() for _, field in record)]
+    if not records:
+        raise DataError(f"{source} is empty: the first line must name the columns")
     columns = [field.strip() for _, field in records[0]]
     for record in records[1:]:
         if len(record) > len(columns):
