@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +61,12 @@ class Corrector:
         """A call of the scheduler's `step`."""
         self._step += 1
         fresh, self._fresh = self._fresh, None
+        scale = 0.0
         if not self.reason:
-            self.reason = self._objection(fresh, output, kwargs)
+            scale, self.reason = self._scale(fresh, output, kwargs)
         if not self.reason and fresh is not None:
             if fresh[2] is not None:
-                sample = self._corrected(sample, fresh[2], self._scale(fresh, output))
+                sample = self._corrected(sample, fresh[2], scale)
             self._snapshot, self._times = _zeroed(self._scheduler, sample.shape), []
         self._times.append(time)
         self._arguments = {**kwargs, "return_dict": False}
@@ -101,29 +103,29 @@ class Corrector:
         return _added(sample, state, direction)
 
     @staticmethod
-    def _scale(fresh: tuple[Term, Term, Correction | None], output: Tensor) -> float:
-        """w - 1, as the pipeline's formula has just applied it."""
-        (conditional,), (term,), _ = fresh
-        return float(torch.sum((output.float() - conditional.float()) * term) / torch.sum(term * term))
-
-    def _objection(self, fresh: Any, output: Any, arguments: dict[str, Any]) -> str:
-        """Why this run cannot be corrected, or nothing."""
+    def _scale(
+        fresh: tuple[Term, Term, Correction | None] | None, output: Any, arguments: dict[str, Any]
+    ) -> tuple[float, str]:
+        """w - 1, as the pipeline's formula has just applied it; or why this run cannot be corrected."""
         if any(arguments.get(name) for name in NOISE_ARGUMENTS):
-            return "the scheduler adds noise at every step (eta or s_churn above 0)"
+            return 0.0, "the scheduler adds noise at every step (eta or s_churn above 0)"
         if fresh is None:
-            return ""
-        conditional, term, _ = fresh
-        if len(conditional) != 1 or len(term) != 1:
-            return "the network's output has several parts"
+            return 0.0, ""
+        conditional, used, _ = fresh
+        if len(conditional) != 1 or len(used) != 1:
+            return 0.0, "the network's output has several parts"
         if not isinstance(output, Tensor) or output.shape != conditional[0].shape:
-            return "the pipeline reshapes the network's output before the scheduler's step"
-        scale = self._scale(fresh, output)
-        guidance = scale * term[0]
-        rest = (output.float() - conditional[0].float() - guidance).norm()
-        rounding = 8 * torch.finfo(output.dtype).eps * output.float().norm()
-        if not bool(rest <= 0.01 * guidance.norm() + rounding):
-            return "the pipeline's guidance formula is not linear (guidance_rescale, or a norm that is kept)"
-        return ""
+            return 0.0, "the pipeline reshapes the network's output before the scheduler's step"
+        term, guided = used[0], output.float()
+        guidance = guided - conditional[0].float()
+        pairs = ((guidance, term), (term, term), (guidance, guidance), (guided, guided))
+        along, size, whole, everything = torch.stack([torch.sum(a * b) for a, b in pairs]).tolist()  # one sync
+        scale = along / size if size else 0.0
+        rest = math.sqrt(max(0.0, whole - along * scale))
+        rounding = 8 * torch.finfo(output.dtype).eps * math.sqrt(everything)
+        if not rest <= 0.01 * math.sqrt(whole) + rounding:
+            return 0.0, "the pipeline's guidance formula is not linear (guidance_rescale, or a norm that is kept)"
+        return scale, ""
 
 
 class StepTap:

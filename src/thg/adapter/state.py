@@ -28,6 +28,7 @@ class RunState:
         self.evaluations: list[int] = []  # per step, per sample
         self.plain: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
+        self.failed = False  # the network has raised
         # sequential pipelines: the conditional call of the step under way
         self.sample: Any = None
         self.output: Any = None

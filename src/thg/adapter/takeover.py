@@ -130,14 +130,18 @@ class Takeover:
     ) -> Any:
         """A call of a denoiser, conditional or with all branches."""
         state = self._current(who, args, kwargs)
-        if state is None or (state.guide is None):
+        if state is None or state.guide is None:
             return network(*args, **kwargs)
-        if isinstance(self.layout, Batched):
-            if context in EXTRA:
+        try:
+            if isinstance(self.layout, Sequential):
+                output = self._sequential(state, self.layout, network, args, kwargs, context)
+            elif context in EXTRA:
                 return network(*args, **kwargs)
-            output = self._batched(state, self.layout, network, args, kwargs, who)
-        else:
-            output = self._sequential(state, self.layout, network, args, kwargs, context)
+            else:
+                output = self._batched(state, self.layout, network, args, kwargs, who)
+        except BaseException:
+            state.failed = True
+            raise
         if state.at_last_step and state.answered:
             state.release()
         return output
@@ -298,7 +302,7 @@ class Takeover:
             evaluations=tuple(state.evaluations),
             seconds=state.ended - state.started,
             plan=plan if state.guided_steps else None,
-            finished=state.at_last_step and state.evaluations[-1] > 0,
+            finished=state.at_last_step and not state.failed,
             note=note,
         )
 
