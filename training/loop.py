@@ -89,8 +89,11 @@ def save_atomically(tensors: dict[str, torch.Tensor], path: Path, metadata: dict
     """Write a safetensors file so that a reader sees the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-    os.replace(temporary, path)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _save_checkpoint(path: Path, module: nn.Module, averaged: Averaged, optimizer, state: dict[str, float]) -> None:

@@ -185,10 +185,14 @@ def test_prompt_files(suffix, content):
         ("plan", "--steps", 10**12),
         ("plan", "--nfe", "1e400"),
         ("generate", "a bag", "--seed", 10**30, "--steps", 2),
+        ("generate", "a bag", "--steps", 4000),
+        ("generate", "a bag", "-o", "picture.xyz"),
+        ("compare", "a bag", "-o", "picture"),
+        ("plan", "flow", "--plot", "plot.xyz"),
         ("bench", "--seed", -1),
         ("bench", "--count", 0),
     ],
 )
-def test_numbers_that_make_no_sense(words, tmp_path, monkeypatch):
+def test_options_that_make_no_sense(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(*words)

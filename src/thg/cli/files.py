@@ -28,6 +28,9 @@ def check_writable(path: Path) -> None:
         raise THGError(f"the folder {folder} is not there; write mkdir -p {folder} first")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise THGError(f"{path} cannot be written; choose another place with -o")
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind not in Image.SAVE and path.suffix.lower() != ".wav":
+        raise THGError(f"{path}: there is no format {path.suffix!r}; write -o {path.with_suffix('.png')}")
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

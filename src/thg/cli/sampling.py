@@ -39,7 +39,7 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
         enable(pipe, None if plan is True else plan)  # type: ignore[arg-type]
     start = time.perf_counter()
     try:
-        output = pipe(**call, generator=generators)
+        output = _called(pipe, {**call, "generator": generators})
         seconds = time.perf_counter() - start
         report = None if plain else summary(pipe)
     finally:
@@ -48,6 +48,16 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
     steps = int(call["num_inference_steps"])
     nfe = 2 * steps if report is None else report.nfe
     return Sampled(kind, items, seconds, nfe, 2 * steps if report is None else report.cfg_nfe, report)
+
+
+def _called(pipe: Any, call: dict[str, Any]) -> Any:
+    """The pipeline's call; what it refuses (it says so by a ValueError) is an error of one line."""
+    try:
+        return pipe(**call)
+    except THGError:
+        raise
+    except ValueError as error:
+        raise THGError(f"{type(pipe).__name__} refuses this call: {error}") from error
 
 
 def _items(output: Any) -> tuple[str, list[Any]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from thg.errors import MissingExtraError
+from thg.errors import MissingExtraError, ProfileError
 from thg.plan import Plan
-from thg.profile import Moments, Profile
+from thg.profile import Moments, Profile, write_atomically
 from thg.profile_planner import output_weight
 
 TORTOISE, HARE = "#2f7d4f", "#c2571a"
@@ -47,7 +48,12 @@ def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
         f"{about.guidance_scale:g}, {profile.samples} samples",
         fontsize=10,
     )
-    figure.savefig(path, dpi=150)
+    path, picture = Path(path), BytesIO()
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise ProfileError(f"there is no format {path.suffix!r} for a plot; write {path.with_suffix('.png')}")
+    figure.savefig(picture, dpi=150, format=kind)
+    write_atomically(path, picture.getvalue())
 
 
 def _error_factors(profile: Profile) -> Any:
