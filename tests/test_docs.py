@@ -1,0 +1,195 @@
+"""The documentation: it builds, it loads nothing from elsewhere, and what it says of the code is so."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import thg
+from thg.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+NOTEBOOK = ROOT / "examples" / "how_it_works.ipynb"
+PICTURES = 5  # in the notebook
+NAME = re.compile(r"`(thg(?:\.\w+)+)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+
+
+def each_page(function):
+    return pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])(function)
+
+
+# -- the site
+
+
+class Page(HTMLParser):
+    """What a page loads, where its links go, and the anchors in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given["id"]} if given.get("id") else set()
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag in LOADS and given.get(LOADS[tag]):
+            self.loads.append(given[LOADS[tag]])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    settings = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.name: Page(path) for path in folder.glob("*.html")}
+
+
+def test_the_site_has_every_page(site):
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= {Path(name).stem for name in site}
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    assert not [(name, load) for name, page in site.items() for load in page.loads if "//" in load]
+
+
+def test_links_to_functions_lead_to_them(site):
+    targets = [link.partition("#")[2] for name, page in site.items() for link in page.links if "api.html#" in link]
+    assert len(targets) > 20
+    assert not set(targets) - site["api.html"].anchors
+
+
+def test_the_reference_has_every_public_name(site):
+    public = {f"thg.{name}" for name in thg.__all__ if name != "__version__"}
+    public = public - {"thg.PRESETS", "thg.adaptive"} | {"thg.presets.PRESETS", "thg.adaptive.adaptive"}
+    assert not public - site["api.html"].anchors
+
+
+# -- what it says of the code
+
+
+@each_page
+def test_names_exist(page):
+    for name in NAME.findall(page.read_text()):
+        assert resolve(name), f"{page.name} names {name}, which does not exist"
+
+
+def resolve(name: str) -> bool:
+    """Is there such a module, or such an attribute of one?"""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+            for part in parts[cut:]:
+                value = getattr(value, part)
+        except (ImportError, AttributeError):
+            continue
+        return True
+    return False
+
+
+@each_page
+def test_paths_exist(page):
+    for path in re.findall(r"`((?:examples|tests|benchmarks|docs|training)/[\w./*-]+)`", page.read_text()):
+        made_by_a_command = path in ("benchmarks/RESULTS.md", "benchmarks/data/")
+        assert made_by_a_command or list(ROOT.glob(path.rstrip("/"))), f"{page.name} names {path}"
+
+
+@each_page
+def test_commands_take_the_options_that_are_named(page):
+    for line in commands(page.read_text()):
+        words = shlex.split(line, comments=True)
+        words = words[words.index("thg") + 1 :]
+        words = [word for word in words if word not in ("&", "...")]
+        if not words or words[0] not in COMMANDS:
+            raise AssertionError(f"{page.name}: there is no command {line!r}")
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        importlib.import_module(f"thg.cli.{words[0]}").add_arguments(parser)
+        parser.parse_args(words[1:])
+
+
+def commands(text: str) -> list[str]:
+    """The lines of shell blocks that run thg."""
+    blocks = [body for language, body in FENCE.findall(text) if language in ("", "sh", "bash")]
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(r"(thg|accelerate launch .* -m thg) ", line)]
+
+
+# -- the code in it
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """What the blocks of the pages take for granted: a pipeline, prompts, and a profile in the folder."""
+    pipe = thg.shipped_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    folder = tmp_path_factory.mktemp("docs")
+    thg.calibrate(pipe, ["a bag"], steps=12, guidance_scale=5.0, progress=False).save(folder / "mine.json")
+    return SimpleNamespace(pipe=pipe, folder=folder)
+
+
+@each_page
+def test_code_compiles_and_runs(page, prepared, monkeypatch):
+    monkeypatch.chdir(prepared.folder)
+    for number, (_, block) in enumerate(found for found in FENCE.findall(page.read_text()) if found[0] == "python"):
+        where = f"{page.name}, block {number}"
+        if block.startswith("--8<--"):
+            continue  # a file of examples/, which is run as it is
+        if ">>>" in block:
+            test = doctest.DocTestParser().get_doctest(block, {"thg": thg}, where, None, 0)
+            assert doctest.DocTestRunner().run(test).failed == 0
+            continue
+        code = compile(block, where, "exec")
+        for name in re.findall(r"\bthg(?:\.\w+)+", block):
+            assert resolve(name), f"{where} uses {name}"
+        if not re.search(r"from_pretrained\(\"|httpx|calibrate\(|update_components", block):  # need more than is here
+            with thg.enabled(prepared.pipe):
+                exec(code, {"thg": thg, "pipe": prepared.pipe})
+            thg.disable(prepared.pipe)
+
+
+# -- the notebook
+
+
+def outputs_of(notebook) -> list:
+    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
+
+
+def pictures_in(notebook) -> int:
+    return sum("image/png" in output.get("data", {}) for output in outputs_of(notebook))
+
+
+def test_notebook_runs_with_few_steps():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (settings,) = (cell for cell in notebook.cells if cell.source.startswith("STEPS = 50"))
+    settings.source = "STEPS, SHARES = 6, (0.7,)"
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    assert pictures_in(notebook) == PICTURES
+
+
+def test_notebook_is_small_and_has_its_pictures():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert NOTEBOOK.stat().st_size < 600_000
+    assert pictures_in(notebook) == PICTURES
+    assert not [o for o in outputs_of(notebook) if o.output_type == "error" or o.get("name") == "stderr"]
