@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,9 @@ import pytest
 from nbclient import NotebookClient
 
 import thg
+from thg.bench.config import parse_config
+from thg.bench.metrics import METRIC_NAMES
+from thg.bench.policy_options import POLICIES
 from thg.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +138,17 @@ def commands(text: str) -> list[str]:
     blocks = [body for language, body in FENCE.findall(text) if language in ("", "sh", "bash")]
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if re.match(r"(thg|accelerate launch .* -m thg) ", line)]
+
+
+def test_the_configuration_that_is_shown_is_valid():
+    found = FENCE.findall((ROOT / "docs" / "benchmark.md").read_text())
+    (block,) = [body for language, body in found if language == "toml"]
+    assert [method.name for method in parse_config(tomllib.loads(block), ROOT / "benchmarks").methods] == ["CFG", "THG"]
+
+
+def test_policies_and_metrics_are_all_told_of():
+    text = (ROOT / "docs" / "benchmark.md").read_text()
+    assert not [name for name in (*POLICIES, *METRIC_NAMES) if f"`{name}`" not in text]
 
 
 # -- the code in it
