@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         from thg.studio.app import create_app
         from thg.studio.engine import Engine
 
-        engine = Engine(_load(args))
+        engine = Engine(load(args))
         engine.warm_up()
         token = secrets.token_urlsafe(16) if args.host else None
         name = socket.gethostname() if args.host in EVERYWHERE else args.host
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace) -> Model:
+def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the lines of Python that load it as it was loaded here."""
     from thg.cli import pipelines
-    from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+    from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
     from thg.profile import Profile
     from thg.studio.model import Model
 
@@ -76,7 +76,13 @@ def _load(args: argparse.Namespace) -> Model:
     pipe = pipelines.load(args)
     place, precision = str(pipe.device), str(pipe.dtype)
     if not shipped:
-        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}).to({place!r})"
+        absent = [
+            name for name, part in pipe.components.items() if part is None and name not in pipe._optional_components
+        ]
+        options = "".join(
+            f", {name}=None" for name in sorted(absent)
+        )  # diffusers asks for what a folder was saved without
+        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}{options}).to({place!r})"
         source = ("from diffusers import DiffusionPipeline", f"pipe = {loaded}")
         return Model(pipe, Path(args.model).name, source, profile=profile)
     options = "" if place == "cpu" else f", device={place!r}"
@@ -88,6 +94,7 @@ def _load(args: argparse.Namespace) -> Model:
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
         examples=EXAMPLE_PROMPTS,
+        call=DEFAULT_CALL[args.model],
         profile=profile,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mimetypes
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -17,11 +16,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import thg
 from thg.errors import THGError
-from thg.plan import Plan
 from thg.studio import plans, specs
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate, Receive, Scope, Send
@@ -117,23 +116,15 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
         return {"running": running, "waiting": waiting, "limit": worker.limit}
 
     @app.post("/api/plan")
-    async def plan(request: specs.PlanRequest) -> dict[str, Any]:
-        chosen, note = _planned(engine, request)
+    def plan(request: specs.PlanRequest) -> dict[str, Any]:  # not async: planning keeps no stream waiting
+        chosen, note = engine.plan(request)
         return {**plans.for_page(request.plan, chosen), "note": note}
 
     @app.post("/api/runs")
     async def run(request: specs.RunRequest, http: Request) -> Response:
-        chosen, _ = _planned(engine, request)  # a plan that cannot be made is refused now, and not from the queue
+        chosen, _ = await run_in_threadpool(engine.plan, request)  # what cannot be planned is not even queued
         job = worker.submit(lambda emit, cancelled: engine.compare(request, chosen, emit, cancelled))
         return JobResponse(job, worker, http)
-
-
-def _planned(engine: Engine, request: specs.PlanRequest) -> tuple[Plan, str]:
-    """The plan, and what the planner warns of."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        plan = engine.plan(request)
-    return plan, "; ".join(str(warning.message) for warning in heard if issubclass(warning.category, UserWarning))
 
 
 class JobResponse(StreamingResponse):

@@ -40,9 +40,10 @@ class Engine:
         self.model = model
         self._plain: OrderedDict[str, Result] = OrderedDict()
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest) -> tuple[Plan, str]:
+        """The plan, and what is to be said about it."""
         run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
-        return plans.make_plan(request.plan, run, self.model.profile)
+        return plans.make_plan(request.plan, run, self.model.profile), plans.note(request.plan, run, self.model.profile)
 
     def warm_up(self) -> None:
         """Two steps of plain CFG, so that the first run is not slower than the others."""
@@ -77,7 +78,7 @@ class Engine:
     ) -> Result:
         pipe = self.model.pipe
         calls = self.model.run(request.scheduler, request.steps, request.guidance_scale).steps
-        pipe.scheduler = self.model.scheduler(request.scheduler)
+        pipe.scheduler = self.model.schedulers.make(request.scheduler)
         previews = Previews(pipe)
 
         def after_step(step: int, latents: Any) -> None:
@@ -94,7 +95,7 @@ class Engine:
                 with api.enabled(pipe, plan):
                     result, nfe = pipe(**arguments), api.summary(pipe).nfe
         finally:
-            pipe.scheduler = self.model.own
+            pipe.scheduler = self.model.schedulers.own
         if cancelled.is_set():
             raise Cancelled
         seconds = time.perf_counter() - started - previews.seconds
@@ -109,6 +110,7 @@ class Engine:
             self.model.guidance_name: request.guidance_scale,
             "generator": generators if several else generators[0],
             "output_type": "np",
+            **self.model.call,
         }
         if (negative := self.model.negative(request.negative_prompt)) is not None:
             arguments["negative_prompt"] = [negative] * request.batch if several else negative

@@ -24,6 +24,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE: Final = "thg-studio"
 MAX_BODY: Final = 64 * 1024
+OPEN: Final = "/static/"  # files that are the same for everybody; the page that asks for the token needs its style
+WRONG: Final = (b'id="wrong" hidden', b'id="wrong"')  # shows the token page's remark on a wrong token
 
 HEADERS: Final = {
     "content-security-policy": (
@@ -64,7 +66,7 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self._check(scope["method"], headers)
-            if self.token is not None and not self._knows_token(headers):
+            if self.token is not None and not scope["path"].startswith(OPEN) and not self._knows_token(headers):
                 await self._ask_for_token(scope, send)
                 return
             await self.app(scope, _bounded(receive, headers), _with_headers(send))
@@ -116,7 +118,8 @@ class Gate:
             cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             await _answer(send, 303, b"", location="/", set_cookie=cookie)
         elif scope["path"] == "/":
-            await _answer(send, 401, self.locked, content_type="text/html; charset=utf-8")
+            page = self.locked.replace(*WRONG) if given else self.locked
+            await _answer(send, 401, page, content_type="text/html; charset=utf-8")
         else:
             await _answer(send, 401, b"this studio asks for a token; open the link that it printed when it started")
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from thg.errors import THGError
+from thg.models.pretrained import sampling_rate
 
 Kind = Literal["image", "audio", "video"]
 Array = NDArray[np.float64]
@@ -35,7 +36,7 @@ class Output:
         if (images := getattr(result, "images", None)) is not None:
             return cls("image", tuple(_array(image) for image in images))
         if (audios := getattr(result, "audios", None)) is not None:
-            return cls("audio", tuple(_array(audio) for audio in audios), _sampling_rate(pipe))
+            return cls("audio", tuple(_array(audio) for audio in audios), sampling_rate(pipe))
         if (frames := getattr(result, "frames", None)) is not None:
             return cls("video", tuple(_array(video) for video in frames))
         raise THGError(f"{type(pipe).__name__} made neither pictures nor sound nor frames that the studio can show")
@@ -92,11 +93,3 @@ def _array(item: Any) -> Array:
     if hasattr(item, "detach"):
         item = item.detach().float().cpu().numpy()
     return np.asarray(item, dtype=np.float64)
-
-
-def _sampling_rate(pipe: Any) -> int:
-    for part in ("vocoder", "vae"):
-        rate = getattr(getattr(getattr(pipe, part, None), "config", None), "sampling_rate", None)
-        if rate:
-            return int(rate)
-    raise THGError(f"{type(pipe).__name__} makes sound, but does not say at which sampling rate")

@@ -1,29 +1,20 @@
-"""The loaded pipeline: what it is called, what it takes, and the schedulers that it can run with."""
+"""The loaded pipeline: what it is called, what it takes, what is known of a run on it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import thg
 from thg.adapter.identity import fingerprint
 from thg.errors import THGError
 from thg.guide import Run
-from thg.profile import Profile
+from thg.planner import DEFAULT_NFE
+from thg.profile import Profile, shipped_profile
 from thg.schedulers import scheduler_log_snr
-
-SCHEDULERS: Final = {
-    "DDIMScheduler": "DDIM",
-    "EulerDiscreteScheduler": "Euler",
-    "DPMSolverMultistepScheduler": "DPM++ 2M",
-    "UniPCMultistepScheduler": "UniPC",
-    "DEISMultistepScheduler": "DEIS",
-    "HeunDiscreteScheduler": "Heun",
-    "PNDMScheduler": "PNDM",
-    "FlowMatchEulerDiscreteScheduler": "Euler (flow)",
-}
-"""Those offered, where the model's own scheduler says that it can be exchanged for them."""
+from thg.studio.schedulers import Schedulers
+from thg.studio.specs import DefaultSpec, ProfileSpec
 
 Grid = tuple[tuple[float, ...], tuple[float, ...] | None]
 
@@ -31,7 +22,8 @@ Grid = tuple[tuple[float, ...], tuple[float, ...] | None]
 class Model:
     """A pipeline, and what the page should know of it.
 
-    source: the lines of Python that load it. own: the scheduler that it came with.
+    source: the lines of Python that load it. call: more arguments for each of its calls. profile: what was measured on
+    it; without one, what thg ships for a network of its kind.
     """
 
     def __init__(
@@ -43,6 +35,7 @@ class Model:
         guidance_scale: float | None = None,
         steps: int = 50,
         examples: Sequence[str] = (),
+        call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
     ) -> None:
         with thg.enabled(pipe):  # refuses now, and not at the first click, what thg cannot work with
@@ -53,39 +46,40 @@ class Model:
         self.guidance_scale = guidance_scale or _usual_guidance(pipe)
         self.steps = steps
         self.examples = tuple(examples)
-        self.profile = profile
-        self.own = pipe.scheduler
-        self.schedulers = _fitting(self.own)
+        self.call = dict(call or {})
+        self.network = fingerprint(pipe)
+        self.shipped = shipped_profile(self.network)
+        self.profile = profile or self.shipped
+        self.schedulers = Schedulers(pipe.scheduler)
         self.takes = frozenset(inspect.signature(type(pipe).__call__).parameters)
         self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
         if "prompt" not in self.takes:
             raise THGError(f"the studio types prompts, but {type(pipe).__name__} takes none")
         self._grids: dict[tuple[str | None, int], Grid] = {}
-
-    def scheduler(self, name: str | None) -> Any:
-        """A fresh scheduler of this class with the model's settings; None is the model's own class."""
-        if name is not None and name not in self.schedulers:
-            raise THGError(
-                f"this model cannot run with the scheduler {name!r}; it can with {', '.join(self.schedulers)}"
-            )
-        if name is None or name == type(self.own).__name__:
-            return type(self.own).from_config(self.own.config)
-        return next(cls for cls in self.own.compatibles if cls.__name__ == name).from_config(self.own.config)
+        if profile is not None:  # refused now if it is of another network
+            profile.planner(rho=1.0).plan(self.run(None, profile.steps, profile.about.guidance_scale))
 
     def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
         """What is known of a run before it starts; Heun and PNDM call the network more often than `steps`."""
         if (scheduler, steps) not in self._grids:
-            self._grids[scheduler, steps] = _grid(self.scheduler(scheduler), steps)
+            self._grids[scheduler, steps] = _grid(self.schedulers.make(scheduler), steps)
         times, log_snr = self._grids[scheduler, steps]
         order = {time: float(i) for i, time in enumerate(dict.fromkeys(times))}
         positions = tuple(order[time] for time in times)
-        return Run(len(times), positions, guidance_scale, log_snr, times, fingerprint(self.pipe))
+        return Run(len(times), positions, guidance_scale, log_snr, times, self.network)
 
     def negative(self, text: str) -> str | None:
         """The negative prompt to pass on, or None for none; `true_cfg_scale` has no effect without one."""
         if "negative_prompt" not in self.takes:
             return None
         return text or (" " if self.guidance_name == "true_cfg_scale" else None)
+
+    @property
+    def first_plan(self) -> DefaultSpec | ProfileSpec:
+        """The plan that the page begins with: that of `thg.enable(pipe)`."""
+        if self.shipped is not None:
+            return ProfileSpec(kind="profile", nfe=DEFAULT_NFE)
+        return DefaultSpec(kind="default")
 
     def describe(self) -> dict[str, Any]:
         """For the page."""
@@ -96,19 +90,13 @@ class Model:
             "guidance_scale": self.guidance_scale,
             "steps": self.steps,
             "examples": list(self.examples),
-            "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.items()],
+            "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,
+            "plan": self.first_plan.model_dump(exclude_none=True),
+            "default_plan": DefaultSpec(kind="default").model_dump(),
             "profile": self.profile is not None,
             "sized": {"width", "height"} <= self.takes,
         }
-
-
-def _fitting(own: Any) -> dict[str, str]:
-    """Class name and label of each scheduler that can stand in for this one, which comes first."""
-    name = type(own).__name__
-    fitting = {cls.__name__ for cls in own.compatibles}
-    others = {key: label for key, label in SCHEDULERS.items() if key in fitting and key != name}
-    return {name: SCHEDULERS.get(name, name.removesuffix("Scheduler")), **others}
 
 
 def _grid(scheduler: Any, steps: int) -> Grid:

@@ -6,18 +6,28 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from thg.errors import PlanError
 from thg.guide import Run
 from thg.plan import Plan
 from thg.planner import Fixed, Planner, uniform
 from thg.presets import PRESETS, preset
 from thg.profile import Moments, Profile
-from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec
+from thg.profile_planner import far_from, output_weight
+from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
 
 def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
     """The plan of a run."""
     return _planner(spec, run.steps, profile).plan(run)
+
+
+def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
+    """What the reader should know of a plan, or nothing."""
+    far = far_from(profile, run) if isinstance(spec, ProfileSpec) and profile is not None else ""
+    return f"Far from what the profile was measured on ({far}): the plan is a guess." if far else ""
 
 
 def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
@@ -77,8 +87,15 @@ def paper_presets() -> list[dict[str, Any]]:
 
 
 def profile_for_page(profile: Profile) -> dict[str, Any]:
-    """What the profile's charts show: means over samples for each step, and what they were measured on."""
+    """What the profile's charts show: means over samples for each step, and what they were measured on.
+
+    The error bounds are the paper's: the error of the network's output at the midpoint, times what the solver makes of
+    it, over 1 - 2^-p. The hare's still lack the factor w-1 of the run.
+    """
     about = profile.about
+    spans = zip(profile.middle, profile.noise[1:-1], strict=True)
+    solver = np.array([abs(output_weight(about.prediction, start, end)) for start, end in spans])
+    solver /= 1 - 2.0**-about.order
     return {
         "about": {
             "model": about.model or about.pipeline,
@@ -88,10 +105,10 @@ def profile_for_page(profile: Profile) -> dict[str, Any]:
             "samples": profile.samples,
             "date": about.date,
         },
-        "errors": {"tortoise": _spread(profile.tortoise), "hare": _spread(profile.hare)},
+        "bounds": {"tortoise": _spread(profile.tortoise, solver), "hare": _spread(profile.hare, solver)},
         "rates": {"tortoise": _spread(profile.tortoise_rate), "hare": _spread(profile.hare_rate)},
     }
 
 
-def _spread(moments: Moments) -> dict[str, list[float]]:
-    return {"mean": moments.mean.tolist(), "std": moments.std.tolist()}
+def _spread(moments: Moments, factor: NDArray[np.float64] | float = 1.0) -> dict[str, list[float]]:
+    return {"mean": (factor * moments.mean).tolist(), "std": (factor * moments.std).tolist()}

@@ -8,10 +8,8 @@ from thg.studio.specs import RunRequest
 
 def reproduce(model: Model, request: RunRequest, choice: str, kind: str) -> str:
     """A script: load, enable, run with the same seeds, save. `choice` is the second argument of `thg.enable`."""
-    lines = ["import thg, torch", *model.source]
-    if request.scheduler is not None and request.scheduler != type(model.own).__name__:
-        lines[1:1] = [f"from diffusers import {request.scheduler}"]
-        lines.append(f"pipe.scheduler = {request.scheduler}.from_config(pipe.scheduler.config)")
+    lines = ["import thg, torch", *model.source, *model.schedulers.source(request.scheduler)]
+    lines.sort(key=lambda line: not line.startswith(("import ", "from ")))  # a stable sort: imports first
     lines.append(f"thg.enable(pipe, {choice})")
     lines.append(f"made = pipe({', '.join(_arguments(model, request))})")
     lines.append(_save(kind, request))
@@ -32,6 +30,7 @@ def _arguments(model: Model, request: RunRequest) -> list[str]:
     arguments.append(f"num_inference_steps={request.steps}")
     arguments.append(f"{model.guidance_name}={request.guidance_scale}")
     arguments += [f"{name}={value}" for name, value in (("width", request.width), ("height", request.height)) if value]
+    arguments += [f"{name}={value!r}" for name, value in model.call.items()]
     one = f"torch.Generator().manual_seed({request.seed})"
     arguments.append(
         f"generator=[torch.Generator().manual_seed(seed) for seed in {seeds}]" if several else f"generator={one}"

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE
+
 MAX_PROMPT = 1000
 MAX_STEPS = 150
 MAX_BATCH = 4
@@ -28,9 +30,9 @@ class DefaultSpec(Strict):
     """An evenly spread grid with this share of plain CFG's evaluations."""
 
     kind: Literal["default"]
-    nfe: Share = 0.65
+    nfe: Share = DEFAULT_NFE
     hare_order: Order = 2
-    corrector: float = Field(default=0.0, ge=0, le=1)
+    corrector: float = Field(default=DEFAULT_CORRECTOR, ge=0, le=1)
 
 
 class PaperSpec(Strict):
@@ -98,11 +100,8 @@ def in_words(errors: list[dict[str, object]]) -> str:
     said = []
     for error in errors[:3]:
         place = error.get("loc")
-        names = (
-            [str(part) for part in place if part not in ("body", "default", "paper", "profile", "custom")]
-            if (isinstance(place, tuple | list))
-            else []
-        )
+        parts = place if isinstance(place, tuple | list) else ()
+        names = [str(part) for part in parts if part not in ("body", "default", "paper", "profile", "custom")]
         message = str(error.get("msg", "is not valid")).removeprefix("Value error, ")
         said.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
     return "; ".join(said)

@@ -38,10 +38,11 @@ export class Chart {
     const steps = series.tortoise.mean.length + 1;
     const all = Object.values(series).flatMap(({ mean }) => mean).filter((value) => value > 0);
     const low = Math.floor(Math.log10(Math.min(...all)) * 2) / 2;
-    const high = Math.ceil(Math.log10(Math.max(...all)) * 2) / 2;
+    const high = Math.max(low + 0.5, Math.ceil(Math.log10(Math.max(...all)) * 2) / 2);
+    const clamp = (value) => Math.min(Math.max(value, 10 ** low), 10 ** high);
     const x = (step) => BOX.left + ((right - BOX.left) * (step + 0.5)) / steps;
     const tall = BOX.height - BOX.top - BOX.bottom;
-    const y = (value) => BOX.top + tall * (1 - (Math.log10(Math.max(value, 10 ** low)) - low) / Math.max(high - low, 0.5));
+    const y = (value) => BOX.top + tall * (1 - (Math.log10(clamp(value)) - low) / (high - low));
     const parts = [];
     for (const value of labelled(low, high)) {
       parts.push(make("line", { x1: BOX.left, x2: right, y1: y(value), y2: y(value), class: "gridline" }));
@@ -50,8 +51,8 @@ export class Chart {
     const floor = BOX.height - BOX.bottom;
     if (plan) parts.push(...this.#grid(plan, floor, right));
     for (const [name, { mean, std }] of Object.entries(series)) {
-      const upper = mean.map((value, i) => [x(i + 0.5), y(value + std[i])]);
-      const lower = mean.map((value, i) => [x(i + 0.5), y(Math.max(value - std[i], 10 ** low))]).reverse();
+      const upper = mean.map((value, i) => [x(i + 0.5), y(value + 2 * std[i])]);
+      const lower = mean.map((value, i) => [x(i + 0.5), y(value - 2 * std[i])]).reverse();
       parts.push(make("path", { d: `${path([...upper, ...lower])}Z`, class: `${name} band` }));
       parts.push(make("path", { d: path(mean.map((value, i) => [x(i + 0.5), y(value)])), class: `${name} line` }));
       parts.push(make("text", { x: right + 8, y: y(mean.at(-1)) + 4, class: name }, name));

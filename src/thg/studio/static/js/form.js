@@ -9,8 +9,7 @@ const setRadio = (name, value) => {
 const number = (id) => ($(id).value === "" ? null : Number($(id).value));
 
 const HINTS = {
-  default: "Evenly spread, sized by the budget.",
-  paper: "The grid that the paper prints; its step count is part of it.",
+  default: "Evenly spread, as many as the budget allows.",
   profile: "Chosen from what was measured on this model.",
   custom: "Your own grid: edit the steps on the strip.",
 };
@@ -115,8 +114,8 @@ export class Form {
   showPlan() {
     const { plan } = this.settings;
     setRadio("kind", plan.kind);
-    $("kind-hint").textContent = HINTS[plan.kind];
-    $("preset").disabled = plan.kind !== "paper";
+    $("kind-hint").textContent = HINTS[plan.kind] ?? "";
+    $("preset").hidden = plan.kind !== "paper";
     if (plan.kind === "paper") $("preset").value = plan.preset;
     const ordered = plan.kind === "default" || plan.kind === "custom";
     for (const input of document.querySelectorAll('input[name="order"]')) input.disabled = !ordered;

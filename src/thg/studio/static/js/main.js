@@ -7,7 +7,7 @@ import { Form } from "./form.js";
 import { History } from "./history.js";
 import { received } from "./media.js";
 import { ProfileTab } from "./profile.js";
-import { fromLink, startingFrom, toLink } from "./settings.js";
+import { fromLink, toLink } from "./settings.js";
 import { Stage } from "./stage.js";
 import { wireTabs } from "./tabs.js";
 
@@ -16,7 +16,7 @@ const $ = (id) => document.getElementById(id);
 class Page {
   constructor(model) {
     this.model = model;
-    this.settings = fromLink(location.hash, startingFrom(model));
+    this.settings = fromLink(location.hash, model);
     this.running = null;
     this.stage = new Stage();
     this.downloads = new Downloads(toast);
@@ -52,7 +52,7 @@ class Page {
   choosePlan(kind) {
     const plan = this.budget.plan;
     const share = $("budget").value / 100;
-    if (kind === "default") this.settings.plan = { kind, nfe: share, hare_order: 2 };
+    if (kind === "default") this.settings.plan = { ...this.model.default_plan, nfe: share };
     if (kind === "profile") this.settings.plan = { kind, nfe: share };
     if (kind === "custom") this.settings.plan = { kind, ...(plan ? gridOf(plan) : { of: this.settings.steps, coarse: [0], hare_order: 2 }) };
     if (kind === "paper") {
@@ -65,9 +65,8 @@ class Page {
 
   slide(share) {
     const { plan } = this.settings;
-    this.settings.plan = plan.kind === "profile"
-      ? { kind: "profile", nfe: share }
-      : { kind: "default", nfe: share, hare_order: plan.hare_order ?? 2, corrector: plan.corrector ?? 0 };
+    const { hare_order, corrector } = { ...this.model.default_plan, ...plan };
+    this.settings.plan = plan.kind === "profile" ? { kind: "profile", nfe: share } : { kind: "default", nfe: share, hare_order, corrector };
     this.form.showPlan();
     this.linked();
     this.replan();
@@ -111,7 +110,7 @@ class Page {
   }
 
   followLink() {
-    Object.assign(this.settings, fromLink(location.hash, startingFrom(this.model)));
+    Object.assign(this.settings, fromLink(location.hash, this.model));
     this.form.show();
     this.replan();
     this.showKnown();
@@ -159,8 +158,8 @@ class Page {
       await run(result.settings, (name, data) => running === this.running && this.hear(name, data, result), running.signal);
       if (running !== this.running) return;
       this.show(result);
-      await this.history.add(result);
       say(`done: ${result.sides.thg.nfe} evaluations instead of ${result.sides.plain.nfe}`);
+      await this.history.add(result);
     } catch (error) {
       if (running !== this.running) return;
       this.stage.stopped();

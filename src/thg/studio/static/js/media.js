@@ -1,5 +1,7 @@
 // Pictures, sounds and frames as elements. A result holds blobs; each element gets a URL of its own, freed with it.
 
+import { fillRange } from "./budget.js";
+
 const TYPES = { image: "image/png", audio: "audio/wav", video: "image/png" };
 
 function blob(base64, type) {
@@ -16,14 +18,9 @@ export const previewOf = (base64) => ({ kind: "image", blobs: [blob(base64, "ima
 
 // Shows a blob in an image without a flicker: the old picture stays until the new one is there.
 export function showImage(image, file) {
-  const old = image.dataset.url;
-  const url = URL.createObjectURL(file);
-  image.dataset.url = url;
-  image.onload = () => {
-    image.classList.toggle("coarse-pixels", image.naturalWidth <= 128);
-    if (old) URL.revokeObjectURL(old);
-  };
-  image.src = url;
+  if (image.dataset.url) URL.revokeObjectURL(image.dataset.url);
+  image.onload = () => image.classList.toggle("coarse-pixels", image.naturalWidth <= 128);
+  image.src = image.dataset.url = URL.createObjectURL(file);
 }
 
 export function freeUrls(container) {
@@ -48,27 +45,29 @@ function soundOf(file, label) {
 
 // Frames: one image at a time, with a play button and a slider.
 function framesOf(item, label) {
-  const urls = item.blobs.map((file) => URL.createObjectURL(file));
-  const image = new Image();
-  image.alt = label;
+  const image = imageOf(item.blobs[0], label);
   const bar = document.createElement("div");
   bar.className = "player";
   const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Play" });
-  const slider = Object.assign(document.createElement("input"), { type: "range", min: 0, max: urls.length - 1, value: 0 });
+  const slider = Object.assign(document.createElement("input"), { type: "range", min: 0, max: item.blobs.length - 1, value: 0 });
   slider.setAttribute("aria-label", `frame of ${label}`);
   bar.append(button, slider);
-  const show = () => { image.src = urls[slider.value]; };
+  const show = () => {
+    showImage(image, item.blobs[slider.value]);
+    slider.setAttribute("aria-valuetext", `${Number(slider.value) + 1} of ${item.blobs.length}`);
+    fillRange(slider);
+  };
   let timer = null;
   button.addEventListener("click", () => {
     button.textContent = timer ? "Play" : "Pause";
     timer = timer ? clearInterval(timer) : setInterval(() => {
       if (!image.isConnected) return clearInterval(timer);
-      slider.value = (Number(slider.value) + 1) % urls.length;
+      slider.value = (Number(slider.value) + 1) % item.blobs.length;
       show();
     }, 1000 / item.rate);
   });
   slider.addEventListener("input", show);
-  show();
+  fillRange(slider);
   return [image, bar];
 }
 

@@ -30,8 +30,9 @@ export class ProfileTab {
     const { about } = this.profile;
     $("profile-about").textContent =
       `Measured on ${about.model}: ${about.scheduler}, ${about.steps} steps, guidance ${about.guidance_scale}, ` +
-      `${about.samples} samples, ${about.date}. Shown for guidance ${this.settings().guidance_scale}.`;
-    this.errors ??= new Chart($("chart-errors"), "Error of a step: tortoise, and hare × (guidance − 1)");
+      `${about.samples} samples, ${about.date}. Shown for guidance ${this.settings().guidance_scale}; ` +
+      "the shade is two standard deviations.";
+    this.bounds ??= new Chart($("chart-bounds"), "Error bound of one step");
     this.rates ??= new Chart($("chart-rates"), "Norm of the derivative in time");
     await this.#ask();
   }
@@ -41,7 +42,7 @@ export class ProfileTab {
     $("rho-value").textContent = this.rho.toPrecision(3);
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
-    const { about, errors, rates } = this.profile;
+    const { about, bounds, rates } = this.profile;
     const strength = this.settings().guidance_scale - 1;
     const scaled = ({ mean, std }) => ({ mean: mean.map((v) => v * strength), std: std.map((v) => v * strength) });
     let plan = null;
@@ -56,7 +57,7 @@ export class ProfileTab {
       if (asking.signal.aborted) return;
       $("profile-error").textContent = error.message;
     }
-    this.errors.draw({ tortoise: errors.tortoise, hare: scaled(errors.hare) }, plan);
+    this.bounds.draw({ tortoise: bounds.tortoise, hare: scaled(bounds.hare) }, plan);
     this.rates.draw(rates, plan);
   }
 }

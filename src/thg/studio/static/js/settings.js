@@ -1,6 +1,6 @@
 // The settings of a comparison as one plain object, which is also what the server takes; and as a permalink.
 
-export const startingFrom = (model) => ({
+const startingFrom = (model) => ({
   prompt: model.examples[0] ?? "",
   negative_prompt: "",
   seed: 0,
@@ -10,7 +10,7 @@ export const startingFrom = (model) => ({
   scheduler: model.schedulers[0].name,
   width: null,
   height: null,
-  plan: { kind: "default", nfe: 0.65, hare_order: 2 },
+  plan: model.plan,
 });
 
 const WHOLE = ["seed", "batch", "steps", "width", "height"];
@@ -36,17 +36,17 @@ export function toLink(settings) {
   return `#${link}`;
 }
 
-// What a permalink says, over the defaults. Numbers that are none are left out; the server checks the rest.
-export function fromLink(hash, defaults) {
+// What a permalink says, over what the page begins with. Numbers that are none are left out; the server checks the rest.
+export function fromLink(hash, model) {
   const link = new URLSearchParams(hash.replace(/^#/, ""));
-  const settings = structuredClone(defaults);
+  const settings = structuredClone(startingFrom(model));
   for (const name of TEXT) if (link.has(name)) settings[name] = link.get(name);
   for (const name of [...WHOLE, "guidance_scale"]) {
     if (link.has(name) && Number.isFinite(Number(link.get(name)))) settings[name] = Number(link.get(name));
   }
   const kind = link.get("plan");
   if (!(kind in PLAN)) return settings;
-  const plan = { kind };
+  const plan = kind === "default" ? { ...model.default_plan } : { kind };
   for (const name of PLAN[kind]) {
     if (!link.has(name)) continue;
     const text = link.get(name);

@@ -13,7 +13,7 @@
 
   addEventListener("DOMContentLoaded", () => {
     show();
-    document.getElementById("theme").addEventListener("click", () => {
+    document.getElementById("theme")?.addEventListener("click", () => {
       localStorage.setItem("thg-theme", root.dataset.theme === "dark" ? "light" : "dark");
       apply();
       show();

@@ -34,8 +34,13 @@ export class Tiles {
       const tile = this.element.children[index];
       const image = tile.querySelector("img");
       if (image && tile.childElementCount === 1) showImage(image, item.blobs[0]);
-      else tile.replaceChildren(...elementsOf(item, label));
+      else this.#fill(tile, item, label);
     });
+  }
+
+  #fill(tile, item, label) {
+    freeUrls(tile);
+    tile.replaceChildren(...elementsOf(item, label));
   }
 
   show(items, label, badges = []) {
@@ -43,15 +48,15 @@ export class Tiles {
     items.forEach((item, index) => {
       const tile = this.element.children[index];
       tile.classList.remove("working");
-      if (item.kind === "image" && tile.querySelector("img")) showImage(tile.querySelector("img"), item.blobs[0]);
-      else tile.replaceChildren(...elementsOf(item, label));
+      const image = tile.querySelector("img");
+      if (item.kind === "image" && image && !tile.querySelector(".player")) {
+        showImage(image, item.blobs[0]);
+        image.alt = label;
+      } else {
+        this.#fill(tile, item, label);
+      }
       tile.querySelector(".badge")?.remove();
       if (badges[index]) tile.append(Object.assign(document.createElement("span"), { className: "badge", textContent: badges[index] }));
     });
-  }
-
-  clear() {
-    freeUrls(this.element);
-    this.element.replaceChildren();
   }
 }

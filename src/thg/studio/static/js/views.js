@@ -35,7 +35,8 @@ function draw(canvas, a, b, gain) {
   const map = new ImageData(a.width, a.height);
   let largest = 0;
   for (let i = 0; i < a.data.length; i += 4) {
-    const apart = Math.max(...[0, 1, 2].map((c) => Math.abs(a.data[i + c] - b.data[i + c])));
+    let apart = 0;
+    for (let c = i; c < i + 3; c += 1) apart = Math.max(apart, Math.abs(a.data[c] - b.data[c]));
     largest = Math.max(largest, apart);
     const heat = Math.min(1, (apart * gain) / 255);
     const beyond = Math.max(0, heat - 0.5) * 2;
