@@ -1,8 +1,11 @@
-"""A tiny real pipeline, and a studio around it on a real socket."""
+"""A tiny real pipeline, a studio around it on a real socket, and a real browser in front of it."""
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
+import shutil
 import threading
 import time
 import warnings
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+from tests.studio.browsing import DESKTOP, WAIT
 
 pytest.importorskip("diffusers", reason="the studio needs diffusers")
 pytest.importorskip("fastapi", reason="the studio needs fastapi")
@@ -30,6 +35,7 @@ transformers.utils.logging.set_verbosity(logging.ERROR)
 torch.set_num_threads(1)
 
 if TYPE_CHECKING:
+    from thg.profile import Profile
     from thg.studio.engine import Engine
     from thg.studio.model import Model
 
@@ -52,7 +58,7 @@ class Running:
     """A studio that is up."""
 
     url: str
-    engine: Engine
+    engine: Any
 
     def client(self, **settings: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **settings)
@@ -85,6 +91,15 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
+def command_model(*options: str) -> Model:
+    """The model as `thg studio` with these options loads it."""
+    from thg.cli import studio
+
+    parser = argparse.ArgumentParser()
+    studio.add_arguments(parser)
+    return studio.load(parser.parse_args(options))
+
+
 @pytest.fixture(scope="session")
 def model() -> Model:
     from tests.studio.tiny import tiny_stable_diffusion
@@ -100,46 +115,86 @@ def model() -> Model:
     )
 
 
-@pytest.fixture
-def engine(model: Model) -> Engine:
-    from thg.studio.engine import Engine
-
-    return Engine(model)
-
-
 @pytest.fixture(scope="session")
 def studio(model: Model) -> Iterator[Running]:
-    from thg.studio.engine import Engine
+    from tests.studio.holding import WatchedEngine
 
-    with serve(Engine(model)) as running:
+    with serve(WatchedEngine(model)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def profiled_model(model: Model) -> Model:
-    """The same pipeline with a profile, as calibration would have measured it on a smooth model."""
-    import numpy as np
+def profile(model: Model) -> Profile:
+    """Of the tiny model, really measured."""
+    import thg
 
-    from thg.profile import About, Moments, Profile
+    prompts = ["a dark coat", "a light bag"]
+    return thg.calibrate(model.pipe, prompts, steps=20, guidance_scale=5.0, sensitivity=1, progress=False)
+
+
+@pytest.fixture(scope="session")
+def profiled_model(model: Model, profile: Profile) -> Model:
     from thg.studio.model import Model
 
-    steps = 20
-    about = About("StableDiffusionPipeline", "", "tiny", "DDIMScheduler", "epsilon", 1, steps, 5.0, 0, "2025-01-01")
-    at = np.linspace(0, 1, steps - 1)
+    return Model(model.pipe, "tiny", model.source, guidance_scale=5.0, steps=20, profile=profile)
 
-    def moments(curve: np.ndarray) -> Moments:
-        return Moments.of(curve * np.array([[0.9], [1.0], [1.1]]))
 
-    terms = np.exp(-np.abs(np.subtract.outer(np.arange(steps), np.arange(steps))) / 8)
-    profile = Profile(
-        about,
-        times=np.linspace(951, 1, steps),
-        noise=np.linspace(0.95, 0.0, steps + 1),
-        middle=np.linspace(0.92, 0.05, steps - 1),
-        tortoise=moments(0.5 + 4 * (at - 0.4) ** 2),
-        hare=moments(0.08 + 0.3 * np.exp(-6 * at)),
-        tortoise_rate=moments(3 + 20 * (at - 0.4) ** 2),
-        hare_rate=moments(0.4 + 2 * np.exp(-6 * at)),
-        gram=3 * terms,
-    )
-    return Model(model.pipe, "tiny", model.source, guidance_scale=5.0, steps=steps, profile=profile)
+# -- the browser
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    sync_api.expect.set_options(timeout=WAIT)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, studio: Running) -> Iterator[Open]:
+    """Opens the page in a fresh profile; afterwards the console must be free of errors and all requests our own."""
+    contexts, wrong, asked = [], [], []
+
+    def open_page(path: str = "/", url: str = studio.url, viewport: dict[str, int] = DESKTOP, **settings: Any) -> Any:
+        context = browser.new_context(viewport=viewport, **settings)
+        context.set_default_timeout(WAIT)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(url + path)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+    assert asked
+    assert all(address.startswith(("http://127.0.0.1:", "blob:http://127.0.0.1:")) for address in asked)
+
+
+@pytest.fixture(scope="session")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go: the folder that THG_STUDIO_SHOTS names, if it names one."""
+    folder = Path(os.environ.get("THG_STUDIO_SHOTS") or tmp_path_factory.mktemp("shots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

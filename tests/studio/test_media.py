@@ -69,7 +69,8 @@ def comparison(pipe, **wish) -> list[tuple[str, dict]]:
     heard: list[tuple[str, dict]] = []
     engine = Engine(Model(pipe, "tiny", ("pipe = None",)))
     request = RunRequest.model_validate(run_wish(steps=3, **wish))
-    engine.compare(request, engine.plan(request), lambda name, data: heard.append((name, data)), threading.Event())
+    plan, _ = engine.plan(request)
+    engine.compare(request, plan, lambda name, data: heard.append((name, data)), threading.Event())
     return heard
 
 

@@ -7,17 +7,18 @@ import pytest
 import thg
 from tests.studio.wishes import plan_wish
 from thg.guide import Run
+from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE
 
 
-def test_default_plan_is_uniform(studio):
+def test_default_plan_is_that_of_enable(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish()).json()
-    expected = thg.uniform(nfe=0.65).plan(Run.of(20))
+    expected = thg.uniform(nfe=DEFAULT_NFE, corrector=DEFAULT_CORRECTOR).plan(Run.of(20))
     assert thg.Plan.from_dict(answer["plan"]) == expected
     assert (answer["nfe"], answer["cfg_nfe"], answer["calls"]) == (expected.nfe, 40, 20)
     assert answer["speedup"] == pytest.approx(expected.speedup, abs=1e-3)
     assert answer["evaluates"] == [expected.evaluates(i) for i in range(20)]
-    assert answer["python"] == "thg.uniform(nfe=0.65)"
+    assert answer["python"] == "thg.uniform(nfe=0.65, corrector=0.7)"
     assert answer["note"] == ""
 
 
@@ -31,7 +32,7 @@ def test_budget_moves_the_cost(studio):
 
 
 def test_held_hare_is_passed_on(studio):
-    spec = {"kind": "default", "nfe": 0.7, "hare_order": 1}
+    spec = {"kind": "default", "nfe": 0.7, "hare_order": 1, "corrector": 0}
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish(plan=spec)).json()
     assert answer["plan"]["hare_order"] == 1

@@ -12,8 +12,11 @@ from PIL import Image
 
 import thg
 from tests.studio.conftest import serve, until
+from tests.studio.holding import held
 from tests.studio.wishes import events, finished, run_wish
 from thg.studio.engine import Engine
+
+DEFAULT_PLANNER = thg.uniform(nfe=0.65, corrector=0.7)
 
 
 def picture(item: dict) -> np.ndarray:
@@ -44,7 +47,7 @@ def test_both_sides_are_what_the_pipeline_makes(studio, model):
     assert names[-1] == "done"
     sides = {data["side"]: data for name, data in heard if name == "side"}
     np.testing.assert_array_equal(picture(sides["plain"]["items"][0]), pixels(model.pipe))
-    np.testing.assert_array_equal(picture(sides["thg"]["items"][0]), pixels(model.pipe, thg.uniform(nfe=0.65)))
+    np.testing.assert_array_equal(picture(sides["thg"]["items"][0]), pixels(model.pipe, DEFAULT_PLANNER))
     assert (sides["plain"]["nfe"], sides["thg"]["nfe"]) == (12, 8)
     (decibels,) = heard[-1][1]["psnr"]
     assert 20 < decibels < 100
@@ -149,27 +152,28 @@ def test_a_run_that_fails_is_told_and_the_server_goes_on(model, caplog):
 
 
 def test_closing_the_connection_in_the_middle_of_a_run_frees_the_worker(studio):
-    with studio.client() as client:
+    with held(studio.engine) as network, studio.client() as client:
         with client.stream("POST", "/api/runs", json=run_wish(steps=150, seed=21)) as response:
-            for name, data in events(response):
-                if name == "step" and data["step"] == 3:
-                    break
+            assert any(name == "step" and data["step"] == 3 for name, data in events(response))
         until(lambda: client.get("/api/queue").json()["running"] is False)
+        assert network.calls <= network.after + 1
+    with studio.client() as client:
         assert finished(client, run_wish(seed=22))[-1][0] == "done"
 
 
 def test_a_job_that_leaves_the_queue_never_runs(studio):
-    with studio.client() as client, studio.client() as other:
+    with held(studio.engine) as network, studio.client() as client, studio.client() as other:
         with client.stream("POST", "/api/runs", json=run_wish(steps=150, seed=31)) as running:
-            reading = events(running)
-            assert next(reading)[0] == "queued"
+            until(lambda: network.calls == network.after + 1)
             with other.stream("POST", "/api/runs", json=run_wish(seed=32)) as waiting:
-                queued = events(waiting)
+                queued = events(waiting)  # kept: the end of the generator is the end of the connection
                 name, data = next(queued)
                 assert (name, data["ahead"]) == ("queued", 1)
                 assert client_load(studio) == (True, 1)
             until(lambda: client_load(studio) == (True, 0))
+            assert next(events(running))[0] == "queued"  # it still goes on
         until(lambda: client_load(studio) == (False, 0))
+        assert network.calls == network.after + 1
 
 
 def client_load(studio) -> tuple[bool, int]:

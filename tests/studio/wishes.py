@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-DEFAULT = {"kind": "default", "nfe": 0.65, "hare_order": 2}
+DEFAULT = {"kind": "default", "nfe": 0.65}
 
 
 def plan_wish(**changes: Any) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""The shipped models in the studio: eps and flow by name, and folders of their kind."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import thg
+from tests.studio.conftest import command_model, serve
+from tests.studio.wishes import finished, plan_wish, run_wish
+from thg.models import DEFAULT_CALL, shipped_path
+from thg.studio.engine import Engine
+from thg.studio.schedulers import FLOW, NOISE
+
+
+@pytest.fixture(scope="module")
+def flow():
+    with serve(Engine(command_model("--model", "flow", "--device", "cpu"))) as running:
+        yield running
+
+
+def picture(item: dict) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(item["files"][0]))))
+
+
+def thg_side(heard: list) -> dict:
+    return next(data for name, data in heard if name == "side" and data["side"] == "thg")
+
+
+def test_the_page_knows_the_model(flow):
+    with flow.client() as client:
+        known = client.get("/api/model").json()
+    assert (known["steps"], known["guidance_scale"]) == (28, 4.0)
+    assert [scheduler["name"] for scheduler in known["schedulers"]] == list(FLOW)
+    assert known["examples"]
+
+
+def test_it_is_called_as_it_is_meant_to_be(flow):
+    with flow.client() as client:
+        heard = finished(client, run_wish(guidance_scale=4.0))
+    pipe = flow.engine.model.pipe
+    call = {"num_inference_steps": 6, "guidance_scale": 4.0, "output_type": "np", **DEFAULT_CALL["flow"]}
+    with thg.enabled(pipe, thg.uniform(nfe=0.65, corrector=0.7)):
+        made = pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0]
+    expected = (made * 255).round().astype(np.uint8)
+    np.testing.assert_array_equal(picture(thg_side(heard)["items"][0]), expected.squeeze())
+
+
+@pytest.mark.parametrize("name", FLOW)
+def test_every_scheduler_of_the_flow_model_works(flow, name, tmp_path, monkeypatch):
+    """Its picture is near that of Euler with many steps, and the lines of Python make it again."""
+    fine = np.asarray(reference(flow), dtype=float)
+    with flow.client() as client:
+        heard = finished(client, run_wish(scheduler=name, steps=16, guidance_scale=4.0))
+        calls = client.post("/api/plan", json=plan_wish(scheduler=name, steps=16)).json()["calls"]
+    assert thg_side(heard)["nfe"] < 2 * calls
+    made = picture(thg_side(heard)["items"][0])
+    assert np.mean((made - fine) ** 2) < 0.02 * 255**2
+    monkeypatch.chdir(tmp_path)
+    exec(heard[-1][1]["script"], {})
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "thg-3.png").convert("L")), made)
+
+
+def reference(flow) -> np.ndarray:
+    pipe = flow.engine.model.pipe
+    call = {"num_inference_steps": 40, "guidance_scale": 4.0, **DEFAULT_CALL["flow"]}
+    return np.asarray(pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0].convert("L"))
+
+
+def test_schedulers_of_the_other_kind_are_refused_by_name(flow, studio):
+    for running, wrong in ((flow, "DDIMScheduler"), (studio, "FlowMatchEulerDiscreteScheduler")):
+        with running.client() as client:
+            answer = client.post("/api/plan", json=plan_wish(scheduler=wrong))
+        assert answer.status_code == 422
+        assert wrong in answer.json()["message"]
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_every_scheduler_of_an_eps_model_works(studio, name):
+    with studio.client() as client:
+        heard = finished(client, run_wish(scheduler=name, seed=80))
+    assert heard[-1][0] == "done"
+    assert heard[-1][1]["psnr"][0] > 20
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_a_folder_of_the_same_kind(name, tmp_path, monkeypatch):
+    model = command_model("--model", str(shipped_path(name)), "--device", "cpu")
+    assert model.name == name
+    with serve(Engine(model)) as studio, studio.client() as client:
+        heard = finished(client, run_wish(steps=3))
+    monkeypatch.chdir(tmp_path)
+    exec(heard[-1][1]["script"], {})
+    saved = np.asarray(Image.open(tmp_path / "thg-3.png").convert("L"))
+    np.testing.assert_array_equal(saved, picture(thg_side(heard)["items"][0]))
