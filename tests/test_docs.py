@@ -61,12 +61,18 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def folder(tmp_path_factory):
+    """The site, built."""
     folder = tmp_path_factory.mktemp("site")
     settings = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder):
     return {path.name: Page(path) for path in folder.glob("*.html")}
 
 
@@ -74,8 +80,11 @@ def test_the_site_has_every_page(site):
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= {Path(name).stem for name in site}
 
 
-def test_the_site_loads_nothing_from_elsewhere(site):
+def test_the_site_loads_nothing_from_elsewhere(site, folder):
     assert not [(name, load) for name, page in site.items() for load in page.loads if "//" in load]
+    styles = list(folder.rglob("*.css"))
+    assert styles
+    assert not [path for path in styles if re.search(r"@import|url\(['\"]?(https?:)?//", path.read_text())]
 
 
 def test_links_to_functions_lead_to_them(site):
@@ -160,7 +169,9 @@ def prepared(tmp_path_factory):
     pipe = thg.shipped_pipeline()
     pipe.set_progress_bar_config(disable=True)
     folder = tmp_path_factory.mktemp("docs")
-    thg.calibrate(pipe, ["a bag"], steps=12, guidance_scale=5.0, progress=False).save(folder / "mine.json")
+    thg.calibrate(pipe, ["a bag"], steps=12, guidance_scale=5.0, sensitivity=0, progress=False).save(
+        folder / "mine.json"
+    )
     return SimpleNamespace(pipe=pipe, folder=folder)
 
 
