@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import httpx
 import pytest
 
+from tests.studio.browsing import PHONE, expect
 from tests.studio.conftest import serve
 from tests.studio.wishes import plan_wish
 from thg.studio.engine import Engine
@@ -30,11 +32,14 @@ def test_every_answer_has_the_headers(studio, path):
 def test_the_page_is_free_of_inline_script_and_style_and_outside_addresses(studio):
     with studio.client() as client:
         page = client.get("/").text
-    assert " style=" not in page
-    assert "<style" not in page
-    assert "onclick" not in page
-    assert "http://" not in page
-    assert "https://" not in page
+        pages = page, client.get("/static/token.html").text
+    for text in pages:
+        assert " style=" not in text
+        assert "<style" not in text
+        assert not re.search(r"<script(?! (type=\"module\" )?src=\"/static/)", text)
+        assert not re.search(r"\son\w+=", text)
+        assert "http://" not in text
+        assert "https://" not in text
 
 
 @pytest.mark.parametrize(
@@ -123,8 +128,22 @@ class TestToken:
     @pytest.mark.parametrize("given", ["", "wrong", TOKEN + "x", "ä"])
     def test_wrong_tokens(self, locked, given):
         with locked.client() as client:
-            assert client.get("/", params={"token": given}).status_code == 401
+            answer = client.get("/", params={"token": given})
+            assert answer.status_code == 401
+            assert ('id="wrong" hidden' in answer.text) == (not given)
             assert client.get("/api/model", headers={"cookie": f"thg-studio={given}".encode()}).status_code == 401
+
+    def test_only_files_that_are_the_same_for_everybody_are_open(self, locked):
+        with locked.client() as client:
+            assert client.get("/static/css/token.css").status_code == 200
+            for path in (
+                "/static/../api/model",
+                "/static/%2e%2e/api/model",
+                "/static/nothing",
+                "/api/queue",
+                "/static",
+            ):
+                assert client.get(path).status_code in (401, 404)
 
     def test_the_link_opens_the_page(self, locked):
         with locked.client() as client:
@@ -143,3 +162,28 @@ class TestToken:
     def test_other_names_are_refused_also_with_the_token(self, locked):
         headers = {"authorization": f"Bearer {TOKEN}", "host": "evil.example"}
         assert httpx.get(f"{locked.url}/api/model", headers=headers, trust_env=False).status_code == 421
+
+    @pytest.mark.browser
+    @pytest.mark.parametrize("theme", ["light", "dark"])
+    def test_the_page_that_asks_looks_like_the_studio(self, locked, browser, shots, theme):
+        """The console hears of the 401 that this page is, and of nothing else."""
+        context = browser.new_context(viewport=PHONE, color_scheme=theme)
+        page = context.new_page()
+        said = []
+        page.on("console", lambda message: said.append(message.text) if "401" not in message.text else None)
+        page.goto(locked.url)
+        card = page.locator("main.card").bounding_box()
+        assert card["x"] == pytest.approx(PHONE["width"] - card["x"] - card["width"], abs=1)
+        colour = page.locator("button").evaluate("button => getComputedStyle(button).backgroundColor")
+        assert colour == {"light": "rgb(0, 0, 205)", "dark": "rgb(125, 141, 255)"}[theme]
+        page.screenshot(path=shots / f"token-{theme}.png")
+        assert page.evaluate("document.activeElement.id") == "token"
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#wrong")).to_be_visible()
+        page.fill("#token", TOKEN)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("body[data-ready]")
+        assert "token" not in page.url
+        assert said == []
+        context.close()

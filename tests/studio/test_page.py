@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.studio.browsing import DESKTOP, choose, expect, finish, generate, link, number, set_up, text
-from tests.studio.conftest import until
-from tests.studio.holding import held
+from tests.studio.conftest import serve, until
+from tests.studio.holding import WatchedEngine, held
 from tests.studio.wishes import run_wish
 
 pytestmark = pytest.mark.browser
@@ -225,6 +225,35 @@ def test_queue_position_is_shown(opened, studio):
         page.click("#generate")
         expect(page.locator("#status")).to_have_text("1 ahead of you")
     finish(page)
+
+
+def test_a_run_that_fails_says_why_and_the_next_one_works(opened, studio):
+    page = opened()
+    set_up(page, seed=90)
+
+    def fail(network, arguments):
+        raise RuntimeError("the card is out of memory")
+
+    handle = studio.engine.model.pipe.unet.register_forward_pre_hook(fail)
+    try:
+        page.click("#generate")
+        expect(page.locator("#status.bad")).to_have_text("RuntimeError: the card is out of memory")
+    finally:
+        handle.remove()
+    generate(page)
+
+
+def test_a_full_queue_says_when_to_come_back(browser, model):
+    """The console hears of the 503, so this page is not watched for errors."""
+    engine = WatchedEngine(model)
+    with serve(engine, waiting=0) as studio:
+        context = browser.new_context(viewport=DESKTOP)
+        page = context.new_page()
+        page.goto(f"{studio.url}/#prompt=a+bag&steps=6")
+        page.wait_for_selector("body[data-ready]")
+        page.click("#generate")
+        expect(page.locator("#status.bad")).to_have_text("the queue is full; try again in 5 seconds")
+        context.close()
 
 
 def test_errors_are_readable(browser, studio):

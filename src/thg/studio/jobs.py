@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -20,6 +22,7 @@ Emit = Callable[[str, dict[str, Any]], None]
 Work = Callable[[Emit, threading.Event], None]
 
 FINAL = {"done", "failed"}  # the last event of a job is one of these
+BEHIND = 20  # events on their way from which on a listener gets no more previews, which are the bulk of them
 
 log = logging.getLogger("thg.studio")
 
@@ -47,6 +50,8 @@ class Job:
 
     def emit(self, name: str, data: dict[str, Any]) -> None:
         """From any thread."""
+        if data.get("previews") and self._events.qsize() >= BEHIND:
+            data = {**data, "previews": None}
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (name, data))
         except RuntimeError:  # the server's loop is closed: nobody is left to hear it
@@ -73,6 +78,7 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._change = threading.Condition()
         self._running: Job | None = None
+        self._seconds = 5.0  # that the last job took: after about so long there is room for another
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="thg-studio-worker", daemon=True)
 
@@ -99,7 +105,7 @@ class Worker:
         """Queues a job, or raises `QueueFull`."""
         with self._change:
             if self._stopping or len(self._waiting) >= self.limit:
-                raise QueueFull(retry_after=5 + 5 * len(self._waiting))
+                raise QueueFull(retry_after=max(1, math.ceil(self._seconds)))
             job = Job(work)
             self._waiting.append(job)
             self._tell_positions()
@@ -126,11 +132,13 @@ class Worker:
                     return
                 job = self._running = self._waiting.popleft()
                 self._tell_positions()
+            started = time.monotonic()
             try:
                 self._run(job)
             finally:
                 with self._change:
                     self._running = None
+                    self._seconds = time.monotonic() - started
 
     @staticmethod
     def _run(job: Job) -> None:

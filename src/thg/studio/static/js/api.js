@@ -1,11 +1,6 @@
 // Talking to the studio's server. Errors carry a message that can be shown as it is.
 
-export class ServerError extends Error {
-  constructor(message, retryAfter = 0) {
-    super(message);
-    this.retryAfter = retryAfter;
-  }
-}
+export class ServerError extends Error {}
 
 async function checked(response) {
   if (response.ok) return response;
@@ -14,7 +9,7 @@ async function checked(response) {
     const text = await response.text();
     message = text.startsWith("{") ? JSON.parse(text).message : text || message;
   } catch { /* an answer without a body keeps the plain message */ }
-  throw new ServerError(message, Number(response.headers.get("Retry-After") ?? 0));
+  throw new ServerError(message);
 }
 
 async function send(path, options) {

@@ -163,8 +163,8 @@ class Page {
     } catch (error) {
       if (running !== this.running) return;
       this.stage.stopped();
-      const wait = error.retryAfter ? ` (about ${error.retryAfter} s)` : "";
-      say(running.signal.aborted ? "cancelled" : `${error.message}${wait}`, !running.signal.aborted);
+      const { aborted } = running.signal;
+      say(aborted ? "cancelled" : error.message, !aborted);
     } finally {
       if (running === this.running) {
         this.running = null;
