@@ -15,6 +15,7 @@ class Summary:
     evaluations: network evaluations per sample at each step. plan: None where no plan was followed.
     seconds: from the start of the run to the end of its last network call so far.
     finished: did the run reach its last step? note: what is worth knowing, in a sentence.
+    finite: False when the network's last output had a NaN or an infinity in it.
     """
 
     pipeline: str
@@ -26,6 +27,7 @@ class Summary:
     plan: Plan | None = None
     finished: bool = True
     note: str = ""
+    finite: bool = True
 
     @property
     def saved(self) -> float:
@@ -65,4 +67,5 @@ def combined(pipeline: str, parts: list[Summary]) -> Summary:
         plan=parts[0].plan if len(parts) == 1 else None,
         finished=all(part.finished for part in parts),
         note="; ".join(part.note for part in parts if part.note),
+        finite=all(part.finite for part in parts),
     )

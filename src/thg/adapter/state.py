@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from thg.adapter.corrector import Corrector
+from thg.adapter.rows import tensors_of
 from thg.errors import UnsupportedPipelineError
 from thg.guide import Guide, Run, Term
 from thg.plan import Plan
@@ -36,6 +41,7 @@ class RunState:
         self.answered = True
         self.plan: Plan | None = None
         self.corrector: Corrector | None = None
+        self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
 
     def next_step(self, pipeline: str) -> int:
         assert self.run is not None
@@ -61,6 +67,11 @@ class RunState:
     @property
     def at_last_step(self) -> bool:
         return self.run is not None and self.step == self.run.steps - 1
+
+    def ended_with(self, output: Any) -> None:
+        """The last output of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
+        flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
+        self.is_finite = functools.partial(all, flags)
 
     def release(self) -> None:
         """Drops what holds tensors, and keeps what the summary needs."""

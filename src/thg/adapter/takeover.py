@@ -143,6 +143,7 @@ class Takeover:
             state.failed = True
             raise
         if state.at_last_step and state.answered:
+            state.ended_with(output)
             state.release()
         return output
 
@@ -288,8 +289,10 @@ class Takeover:
         state = self.state
         if state is None or state.run is None:
             return Summary(self.name, 0, 0, 0, (), 0.0, note="enabled, and no run yet")
-        note = ""
-        if not state.guided_steps:
+        note, finite = "", state.is_finite()
+        if not finite:
+            note = "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
+        elif not state.guided_steps:
             note = "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
         elif state.corrector is not None:
             note = state.corrector.note
@@ -304,6 +307,7 @@ class Takeover:
             plan=plan if state.guided_steps else None,
             finished=state.at_last_step and not state.failed,
             note=note,
+            finite=finite,
         )
 
 

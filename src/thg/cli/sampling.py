@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 from thg.adapter import Summary, disable, enable, summary
-from thg.errors import THGError
+from thg.errors import NonFiniteError, THGError
 from thg.planner import Choice
 
 
@@ -44,6 +45,8 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
         report = None if plain else summary(pipe)
     finally:
         disable(pipe)
+    if report is not None and not report.finite:
+        raise _broken(pipe)
     kind, items = _items(output)
     steps = int(call["num_inference_steps"])
     nfe = 2 * steps if report is None else report.nfe
@@ -53,11 +56,19 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
 def _called(pipe: Any, call: dict[str, Any]) -> Any:
     """The pipeline's call; what it refuses (it says so by a ValueError) is an error of one line."""
     try:
-        return pipe(**call)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "invalid value encountered in cast", RuntimeWarning)  # NaN as a pixel
+            return pipe(**call)
     except THGError:
         raise
+    except RuntimeWarning:
+        raise _broken(pipe) from None
     except ValueError as error:
         raise THGError(f"{type(pipe).__name__} refuses this call: {error}") from error
+
+
+def _broken(pipe: Any) -> NonFiniteError:
+    return NonFiniteError(f"{type(pipe).__name__} has made NaN or infinity; in half precision, try --dtype float32")
 
 
 def _items(output: Any) -> tuple[str, list[Any]]:
