@@ -1,0 +1,131 @@
+"""Wheel and source distribution: what is in them, and that the wheel works where there is no source tree.
+
+The environment is new, and thg in it comes from the wheel alone. Everything else it borrows from this environment by a
+path file, because a second torch would take gigabytes and minutes; what such a line adds is a folder, whose own path
+files (the editable install of thg is one) are not followed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("hatchling", reason="the build backend is not installed; write pip install hatchling")
+
+ROOT = Path(__file__).parents[2]
+LARGE = 1_000_000
+LIMIT = 20_000_000
+pytestmark = pytest.mark.slow
+
+
+def build(source: Path, out: Path, *words: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(out), *words],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The wheel and the source distribution."""
+    out = tmp_path_factory.mktemp("dist")
+    build(ROOT, out)
+    (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, source
+
+
+def test_what_is_in_the_wheel(built):
+    wheel, _ = built
+    assert wheel.stat().st_size < LIMIT
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {item.filename: item.file_size for item in archive.infolist()}
+    assert all(name.startswith(("thg/", "thg-")) for name in sizes)
+    assert not [name for name in sizes if "__pycache__" in name or Path(name).name.startswith(".")]
+    large = [name for name, size in sizes.items() if size > LARGE]
+    assert all(name.startswith("thg/models/") and name.endswith(".safetensors") for name in large), large
+    package = ROOT / "src" / "thg"
+    expected = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    missing = {f"thg/{path.relative_to(package)}" for path in expected} - set(sizes)
+    assert not missing
+    for needed in (
+        *("thg/models/eps/model_index.json", "thg/models/flow/model_index.json", "thg/models/judge.safetensors"),
+        *("thg/studio/static/index.html", "thg/bench/shipped.toml", "thg/py.typed"),
+    ):
+        assert sizes[needed] >= (0 if needed.endswith("py.typed") else 100)
+    assert any(name.endswith("licenses/LICENSE") for name in sizes)
+
+
+def test_the_source_distribution_makes_the_same_wheel(built, tmp_path):
+    wheel, source = built
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    assert (unpacked / "tests" / "core").is_dir()
+    build(unpacked, tmp_path / "again", "-t", "wheel")
+    (again,) = (tmp_path / "again").iterdir()
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert first.namelist() == second.namelist()
+        assert all(first.read(name) == second.read(name) for name in first.namelist())
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The programs of a new environment with the wheel in it."""
+    place = tmp_path_factory.mktemp("installed") / "env"
+    venv.create(place)
+    python = place / "bin" / "python"
+    install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(built[0])]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return place / "bin"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the layout of environments is another one")
+def test_the_installed_package_works_without_the_source_tree(installed, tmp_path):
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "studio"))
+    where = f"import thg\n\n\ndef test_where():\n    assert thg.__file__.startswith({str(installed.parent)!r})\n"
+    (tmp_path / "tests" / "test_where.py").write_text(where)
+    some = ["tests/test_where.py", "tests/test_package.py", "tests/core/test_plan.py"]
+    commands = [
+        ["thg", "--help"],
+        ["thg", "doctor"],
+        ["thg", "generate", "a dark ankle boot", "--steps", "4", "-o", "boot.png"],
+        ["thg", "compare", "a bag", "--steps", "4", "-o", "sheet.png"],
+        ["python", "-m", "thg", "--version"],
+        ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some],
+    ]
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [str(installed / words[0]), *words[1:]],
+            cwd=tmp_path,
+            env=settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for words in commands
+    ]
+    shown = [process.communicate(timeout=300)[0] for process in running]
+    for process, text in zip(running, shown, strict=True):
+        assert process.returncode == 0, text
+    assert "generate" in shown[0]
+    assert "shipped model flow" in shown[1]
+    assert "network evaluations instead of 8" in shown[2]
+    assert "plain CFG" in shown[3]
+    assert "passed" in shown[5]
+    for name in ("boot.png", "sheet.png"):
+        with Image.open(tmp_path / name) as picture:
+            picture.load()
