@@ -10,13 +10,17 @@ from typing import Any
 from thg.plan import Plan
 from thg.studio.engine import Engine
 from thg.studio.jobs import Emit
+from thg.studio.model import Model
 from thg.studio.specs import RunRequest
 
 
 class WatchedEngine(Engine):
     """An engine of which one can see whether its run was cancelled."""
 
-    cancelled = threading.Event()
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.cancelled = threading.Event()
+        self._warm = True  # each call of the network belongs to a run that a test has asked for
 
     def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
         self.cancelled = cancelled

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from tests.studio.conftest import serve, until
 from tests.studio.holding import held
 from tests.studio.wishes import events, finished, run_wish
 from thg.studio.engine import Engine
+from thg.studio.jobs import Cancelled
+from thg.studio.model import Model
+from thg.studio.specs import RunRequest
 
 DEFAULT_PLANNER = thg.uniform(nfe=0.65, corrector=0.7)
 
@@ -51,6 +56,44 @@ def test_both_sides_are_what_the_pipeline_makes(studio, model):
     assert (sides["plain"]["nfe"], sides["thg"]["nfe"]) == (12, 8)
     (decibels,) = heard[-1][1]["psnr"]
     assert 20 < decibels < 100
+
+
+def test_the_first_run_is_warmed_up(model):
+    calls = []
+    handle = model.pipe.unet.register_forward_pre_hook(lambda network, arguments: calls.append(1))
+    try:
+        with serve(Engine(model)) as studio, studio.client() as client:
+            first = [name for name, _ in finished(client, run_wish())]
+            counts = [len(calls)]
+            second = [name for name, _ in finished(client, run_wish(seed=4))]
+            counts.append(len(calls))
+    finally:
+        handle.remove()
+    assert first[:3] == ["queued", "warming", "started"]
+    assert "warming" not in second
+    assert counts[0] == 2 + (counts[1] - counts[0])
+
+
+def test_cancel_reaches_a_pipeline_that_does_not_tell_its_steps(model):
+    """Some pipelines take no callback."""
+    silent = Model(model.pipe, "silent", model.source)
+    silent.takes = silent.takes - {"callback_on_step_end", "callback"}
+    engine, cancelled, calls = Engine(silent), threading.Event(), []
+
+    def count(network: Any, arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            cancelled.set()
+
+    handle = model.pipe.unet.register_forward_pre_hook(count)
+    request = RunRequest.model_validate(run_wish(steps=50))
+    try:
+        with pytest.raises(Cancelled):
+            engine.compare(request, engine.plan(request)[0], lambda name, data: None, cancelled)
+    finally:
+        handle.remove()
+    assert len(calls) == 4
+    assert model.pipe.scheduler is silent.schedulers.own
 
 
 def test_each_step_is_told_and_previewed(studio):

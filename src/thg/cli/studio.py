@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
         from thg.studio.engine import Engine
 
         engine = Engine(load(args))
-        engine.warm_up()
         token = secrets.token_urlsafe(16) if args.host else None
         name = socket.gethostname() if args.host in EVERYWHERE else args.host
         address = _address(name or LOOPBACK, listener.getsockname()[1], token)

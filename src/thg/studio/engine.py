@@ -18,7 +18,7 @@ from thg.studio.media import Output, psnr
 from thg.studio.model import Model
 from thg.studio.previews import Previews
 from thg.studio.script import reproduce
-from thg.studio.specs import DefaultSpec, PlanRequest, RunRequest
+from thg.studio.specs import PlanRequest, RunRequest
 
 Side = Literal["plain", "thg"]
 KEPT = 4  # plain sides that are remembered, so that only thg runs again when the plan changes
@@ -39,21 +39,16 @@ class Engine:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._plain: OrderedDict[str, Result] = OrderedDict()
+        self._warm = False
 
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
         """The plan, and what is to be said about it."""
         run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
         return plans.make_plan(request.plan, run, self.model.profile), plans.note(request.plan, run, self.model.profile)
 
-    def warm_up(self) -> None:
-        """Two steps of plain CFG, so that the first run is not slower than the others."""
-        request = RunRequest(
-            prompt="warm-up", seed=0, steps=2, guidance_scale=2.0, plan=DefaultSpec(kind="default", nfe=1.0)
-        )
-        self._side("plain", request, None, lambda name, data: None, threading.Event())
-
     def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
-        """Both sides; raises `Cancelled` at the next step once the event is set."""
+        """Both sides; raises `Cancelled` at the next call of the network once the event is set."""
+        self._warm_up(request, emit, cancelled)
         drawn = plans.for_page(request.plan, plan)
         emit("started", {**drawn, "seeds": list(request.seeds)})
         key = request.model_dump_json(exclude={"plan"})
@@ -68,6 +63,14 @@ class Engine:
         script = reproduce(self.model, request, drawn["python"], hare.output.kind)
         emit("done", {"psnr": psnr(hare.output, plain.output), "script": script})
 
+    def _warm_up(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
+        """Two steps before the first run. The very first are slow, and plain CFG, which has them, would look so."""
+        if not self._warm:
+            emit("warming", {})
+            short = request.model_copy(update={"steps": 2, "scheduler": None})
+            self._side("plain", short, None, lambda name, data: None, cancelled)
+            self._warm = True
+
     def _remember(self, key: str, result: Result) -> None:
         self._plain[key] = result
         while len(self._plain) > KEPT:
@@ -81,12 +84,15 @@ class Engine:
         pipe.scheduler = self.model.schedulers.make(request.scheduler)
         previews = Previews(pipe)
 
-        def after_step(step: int, latents: Any) -> None:
+        def stop_if_cancelled(*call: Any) -> None:
             if cancelled.is_set():
                 raise Cancelled
+
+        def after_step(step: int, latents: Any) -> None:
             emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
 
         arguments = self._arguments(request) | self._callback(after_step)
+        hook = self.model.denoiser.register_forward_pre_hook(stop_if_cancelled)
         started = time.perf_counter()
         try:
             if plan is None:
@@ -95,9 +101,9 @@ class Engine:
                 with api.enabled(pipe, plan):
                     result, nfe = pipe(**arguments), api.summary(pipe).nfe
         finally:
+            hook.remove()
             pipe.scheduler = self.model.schedulers.own
-        if cancelled.is_set():
-            raise Cancelled
+        stop_if_cancelled()
         seconds = time.perf_counter() - started - previews.seconds
         return Result(Output.of(result, pipe), nfe, seconds)
 

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 import thg
 from thg.adapter.identity import fingerprint
 from thg.errors import THGError
@@ -48,6 +50,7 @@ class Model:
         self.examples = tuple(examples)
         self.call = dict(call or {})
         self.network = fingerprint(pipe)
+        self.denoiser = _denoiser(pipe)
         self.shipped = shipped_profile(self.network)
         self.profile = profile or self.shipped
         self.schedulers = Schedulers(pipe.scheduler)
@@ -97,6 +100,13 @@ class Model:
             "profile": self.profile is not None,
             "sized": {"width", "height"} <= self.takes,
         }
+
+
+def _denoiser(pipe: Any) -> torch.nn.Module:
+    for name in ("unet", "transformer", "prior", "decoder"):
+        if isinstance(part := getattr(pipe, name, None), torch.nn.Module):
+            return part
+    raise THGError(f"the studio does not find the network in {type(pipe).__name__}")
 
 
 def _grid(scheduler: Any, steps: int) -> Grid:

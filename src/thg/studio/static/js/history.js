@@ -1,7 +1,7 @@
 // The list of the last runs.
 
 import { decibels, meanPsnr } from "./stage.js";
-import { freeUrls, showImage } from "./media.js";
+import { showImage } from "./media.js";
 import { all, forget, keep, KEPT } from "./store.js";
 import { toLink } from "./settings.js";
 
@@ -43,7 +43,6 @@ export class History {
   }
 
   #draw(current = null) {
-    freeUrls($("history"));
     $("history").replaceChildren(...this.runs.map((run) => this.#item(run)));
     this.current(current);
     $("forget").disabled = !this.runs.length;

@@ -175,6 +175,7 @@ class Page {
 
   hear(name, data, result) {
     if (name === "queued") say(data.ahead ? `${data.ahead} ahead of you` : "starting");
+    if (name === "warming") say("warming up: two steps that are not counted");
     if (name === "started") {
       result.plan = data;
       say("running");

@@ -1,4 +1,5 @@
-// Pictures, sounds and frames as elements. A result holds blobs; each element gets a URL of its own, freed with it.
+// Pictures, sounds and frames as elements. A result holds blobs; a URL lives until its picture is there, or as long as
+// its sound can be played.
 
 import { fillRange } from "./budget.js";
 
@@ -18,13 +19,21 @@ export const previewOf = (base64) => ({ kind: "image", blobs: [blob(base64, "ima
 
 // Shows a blob in an image without a flicker: the old picture stays until the new one is there.
 export function showImage(image, file) {
-  if (image.dataset.url) URL.revokeObjectURL(image.dataset.url);
-  image.onload = () => image.classList.toggle("coarse-pixels", image.naturalWidth <= 128);
-  image.src = image.dataset.url = URL.createObjectURL(file);
+  const url = URL.createObjectURL(file);
+  image.src = url;
+  image.decode()
+    .then(() => image.classList.toggle("coarse-pixels", image.naturalWidth <= 128))
+    .catch(() => { /* the next picture came first */ })
+    .finally(() => URL.revokeObjectURL(url));
 }
 
-export function freeUrls(container) {
-  for (const element of container.querySelectorAll("[data-url]")) URL.revokeObjectURL(element.dataset.url);
+export function freeSounds(container) {
+  for (const sound of container.querySelectorAll("audio")) {
+    const url = sound.src;
+    sound.removeAttribute("src");
+    sound.load(); // no longer reads it
+    URL.revokeObjectURL(url);
+  }
 }
 
 function imageOf(file, label) {
@@ -39,7 +48,7 @@ function soundOf(file, label) {
   const sound = document.createElement("audio");
   sound.controls = true;
   sound.setAttribute("aria-label", label);
-  sound.dataset.url = sound.src = URL.createObjectURL(file);
+  sound.src = URL.createObjectURL(file);
   return sound;
 }
 

@@ -1,6 +1,24 @@
 // A frame with one tile, or four for a batch.
 
-import { elementsOf, freeUrls, showImage } from "./media.js";
+import { elementsOf, freeSounds, showImage } from "./media.js";
+
+function put(tile, item, label) {
+  if (tile.item === item) return;
+  tile.item = item;
+  const image = tile.querySelector("img");
+  if (item.kind === "image" && image && !tile.querySelector(".player")) {
+    image.alt = label;
+    showImage(image, item.blobs[0]);
+  } else {
+    freeSounds(tile);
+    tile.replaceChildren(...elementsOf(item, label));
+  }
+}
+
+function badge(tile, text) {
+  tile.querySelector(".badge")?.remove();
+  if (text) tile.append(Object.assign(document.createElement("span"), { className: "badge", textContent: text }));
+}
 
 export class Tiles {
   constructor(element) {
@@ -9,7 +27,7 @@ export class Tiles {
 
   #prepare(count) {
     if (this.element.childElementCount === count) return;
-    freeUrls(this.element);
+    freeSounds(this.element);
     this.element.classList.toggle("four", count > 1);
     this.element.replaceChildren(...Array.from({ length: count }, () => {
       const tile = document.createElement("div");
@@ -20,7 +38,10 @@ export class Tiles {
 
   waiting(count) {
     this.#prepare(count);
-    for (const tile of this.element.children) tile.classList.add("working");
+    for (const tile of this.element.children) {
+      tile.classList.add("working");
+      badge(tile, "");
+    }
   }
 
   idle() {
@@ -30,33 +51,16 @@ export class Tiles {
   // A picture that the next one will replace.
   preview(items, label) {
     this.#prepare(items.length);
-    items.forEach((item, index) => {
-      const tile = this.element.children[index];
-      const image = tile.querySelector("img");
-      if (image && tile.childElementCount === 1) showImage(image, item.blobs[0]);
-      else this.#fill(tile, item, label);
-    });
-  }
-
-  #fill(tile, item, label) {
-    freeUrls(tile);
-    tile.replaceChildren(...elementsOf(item, label));
+    items.forEach((item, index) => put(this.element.children[index], item, label));
   }
 
   show(items, label, badges = []) {
     this.#prepare(items.length);
+    this.idle();
     items.forEach((item, index) => {
       const tile = this.element.children[index];
-      tile.classList.remove("working");
-      const image = tile.querySelector("img");
-      if (item.kind === "image" && image && !tile.querySelector(".player")) {
-        showImage(image, item.blobs[0]);
-        image.alt = label;
-      } else {
-        this.#fill(tile, item, label);
-      }
-      tile.querySelector(".badge")?.remove();
-      if (badges[index]) tile.append(Object.assign(document.createElement("span"), { className: "badge", textContent: badges[index] }));
+      put(tile, item, label);
+      badge(tile, badges[index]);
     });
   }
 }
