@@ -19,10 +19,28 @@ def pixels(page, selector: str) -> np.ndarray:
     return np.array(page.locator(selector).evaluate(PIXELS), dtype=int).reshape(-1, 4)[:, :3]
 
 
-def test_swipe(opened, shots):
-    page = opened()
+@pytest.fixture(scope="module")
+def page_with_result(browser, studio):
+    context = browser.new_context(viewport=DESKTOP)
+    page = context.new_page()
+    page.goto(studio.url)
+    page.wait_for_selector("body[data-ready]")
     set_up(page, seed=7)
     generate(page)
+    yield page
+    context.close()
+
+
+def test_views_are_equally_tall_on_a_desktop(page_with_result):
+    heights = []
+    for view in ("side", "swipe", "difference"):
+        choose(page_with_result, "view", view)
+        heights.append(page_with_result.locator("#stage").bounding_box()["height"])
+    assert max(heights) - min(heights) <= 4
+
+
+def test_swipe(page_with_result, shots):
+    page = page_with_result
     choose(page, "view", "swipe")
     frame = page.locator(".swipe-frame")
     assert not page.locator("#panes").is_visible()
@@ -42,10 +60,9 @@ def test_swipe(opened, shots):
     assert frame.evaluate("frame => frame.style.getPropertyValue('--cut')") == "0%"
 
 
-def test_difference_map(opened, shots):
-    page = opened()
-    set_up(page, seed=7)
-    generate(page)
+def test_difference_map(page_with_result, shots):
+    page = page_with_result
+    choose(page, "view", "side")
     apart = np.abs(pixels(page, "#pane-plain img") - pixels(page, "#pane-thg img")).max(1)
     choose(page, "view", "difference")
     expect(page.locator("#largest")).to_have_text(f"The largest difference is {apart.max()} of 255 grey levels.")
@@ -124,17 +141,6 @@ def test_nothing_jumps(opened, studio, shots, name, viewport, seed):
     finish(page)
     page.screenshot(path=shots / f"{name}.png", full_page=True)
     assert page.evaluate(SHIFTS) == []
-
-
-def test_views_are_equally_tall_on_a_desktop(opened):
-    page = opened()
-    set_up(page, seed=7)
-    generate(page)
-    heights = []
-    for view in ("side", "swipe", "difference"):
-        choose(page, "view", view)
-        heights.append(page.locator("#stage").bounding_box()["height"])
-    assert max(heights) - min(heights) <= 4
 
 
 def test_phone(opened, shots):

@@ -20,10 +20,10 @@ STATIC = Path(thg.__file__).parent / "studio" / "static"
 SERVE = """
 import asyncio, hashlib, json, sys, httpx, thg
 from fastapi import FastAPI
-from thg.studio.app import _add_pages
+from thg.studio import pages
 
 app = FastAPI()
-_add_pages(app)
+pages.add_to(app)
 
 async def fetch():
     transport = httpx.ASGITransport(app)

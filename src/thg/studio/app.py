@@ -7,10 +7,8 @@ with the tab, ends the run.
 from __future__ import annotations
 
 import json
-import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,19 +19,13 @@ from starlette.exceptions import HTTPException
 
 import thg
 from thg.errors import THGError
-from thg.studio import plans, specs
+from thg.studio import pages, plans, specs
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate, Receive, Scope, Send
 from thg.studio.jobs import Job, QueueFull, Worker
 
 WAITING = 8  # jobs in the queue beside the running one
 PATIENCE = 0.5  # seconds after which a silent stream looks whether its client is still there
-
-TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-}
 
 
 def create_app(engine: Engine, *, host: str | None = None, token: str | None = None, waiting: int = WAITING) -> Gate:
@@ -49,43 +41,10 @@ def create_app(engine: Engine, *, host: str | None = None, token: str | None = N
             worker.stop()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_pages(app)
+    pages.add_to(app)
     _add_api(app, engine, worker)
     _add_errors(app)
-    return Gate(app, host=host, token=token, locked=_files()["token.html"][0])
-
-
-def _files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page, read once: what a client asks for is looked up here, and no path is ever opened."""
-    found = {}
-    pending = [("", resources.files("thg.studio") / "static")]
-    while pending:
-        prefix, folder = pending.pop()
-        for entry in folder.iterdir():
-            name = f"{prefix}{entry.name}"
-            if entry.is_dir():
-                pending.append((f"{name}/", entry))
-            else:
-                suffix = "." + name.rpartition(".")[2]
-                kind = TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-                found[name] = (entry.read_bytes(), kind)
-    return found
-
-
-def _add_pages(app: FastAPI) -> None:
-    files = _files()
-
-    @app.get("/")
-    async def index() -> Response:
-        body, kind = files["index.html"]
-        return Response(body, media_type=kind)
-
-    @app.get("/static/{name:path}")
-    async def static(name: str) -> Response:
-        if name not in files:
-            return JSONResponse({"message": "there is no such file"}, 404)
-        body, kind = files[name]
-        return Response(body, media_type=kind)
+    return Gate(app, host=host, token=token, locked=pages.files()["token.html"][0])
 
 
 def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:

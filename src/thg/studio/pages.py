@@ -1,0 +1,48 @@
+"""The files of the page, as they are in the package."""
+
+from __future__ import annotations
+
+import mimetypes
+from importlib import resources
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+}
+
+
+def files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page, read once: what a client asks for is looked up here, and no path is ever opened."""
+    found = {}
+    pending = [("", resources.files("thg.studio") / "static")]
+    while pending:
+        prefix, folder = pending.pop()
+        for entry in folder.iterdir():
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir():
+                pending.append((f"{name}/", entry))
+            else:
+                suffix = "." + name.rpartition(".")[2]
+                kind = TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+                found[name] = (entry.read_bytes(), kind)
+    return found
+
+
+def add_to(app: FastAPI) -> None:
+    known = files()
+
+    @app.get("/")
+    async def index() -> Response:
+        body, kind = known["index.html"]
+        return Response(body, media_type=kind)
+
+    @app.get("/static/{name:path}")
+    async def static(name: str) -> Response:
+        if name not in known:
+            return JSONResponse({"message": "there is no such file"}, 404)
+        body, kind = known[name]
+        return Response(body, media_type=kind)
