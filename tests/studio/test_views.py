@@ -177,6 +177,9 @@ def test_sound_is_played(opened, shots):
                  return sound.duration > 0 && sound.currentTime > 0;
                }"""
         )
+        heights = [bar.bounding_box()["height"] for bar in page.locator("#pane-thg .wave i").all()]
+        assert len(heights) == 64
+        assert max(heights) > 2 * min(heights)  # its shape is drawn
         assert text(page, '[data-get="picture"]') == "Sound"
         assert page.locator('input[name="view"][value="swipe"]').is_disabled()
         page.screenshot(path=shots / "sound.png", full_page=True)

@@ -2,6 +2,7 @@
 // its sound can be played.
 
 import { fillRange } from "./budget.js";
+import { waveOf } from "./wave.js";
 
 const TYPES = { image: "image/png", audio: "audio/wav", video: "image/png" };
 
@@ -49,7 +50,7 @@ function soundOf(file, label) {
   sound.controls = true;
   sound.setAttribute("aria-label", label);
   sound.src = URL.createObjectURL(file);
-  return sound;
+  return [waveOf(file), sound];
 }
 
 // Frames: one image at a time, with a play button and a slider.
@@ -81,7 +82,7 @@ function framesOf(item, label) {
 }
 
 export function elementsOf(item, label) {
-  if (item.kind === "audio") return [soundOf(item.blobs[0], label)];
+  if (item.kind === "audio") return soundOf(item.blobs[0], label);
   if (item.kind === "video") return framesOf(item, label);
   return [imageOf(item.blobs[0], label)];
 }
