@@ -274,7 +274,7 @@ class _Maker:
 
 def sample_seed(seed: int, index: int) -> int:
     """The seed of a sample's noise: of the calibration's seed and the prompt's place alone."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def _model_name(pipe: Any) -> str:
