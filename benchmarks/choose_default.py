@@ -47,6 +47,7 @@ def settings() -> list[Setting]:
     rows: list[tuple[str, Callable[[Profile, int], Any]]] = []
     for corrector, mark in ((0.0, ""), (CORRECTOR, " + corrector")):
         rows.append((f"uniform 2{mark}", lambda _, nfe, c=corrector: thg.uniform(nfe=nfe, corrector=c)))
+        rows.append((f"tapered 2{mark}", lambda _, nfe, c=corrector: thg.tapered(nfe, corrector=c)))
         for method in ("algorithm2", "optimal"):
             rows += [(f"{method} {order}{mark}", profile_plan(method, order, corrector)) for order in (1, 2)]
     return [Setting(name, nfe, make) for nfe in BUDGETS for name, make in rows]

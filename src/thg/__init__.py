@@ -27,7 +27,7 @@ from thg.errors import (
 from thg.guide import Run
 from thg.integrate import sample
 from thg.plan import Plan
-from thg.planner import look_before_you_leap, m_max, uniform
+from thg.planner import look_before_you_leap, m_max, tapered, uniform
 from thg.presets import PRESETS, preset
 from thg.profile import Profile
 from thg.schedule import Schedule
@@ -83,6 +83,7 @@ __all__ = [
     "sample",
     "shipped_pipeline",
     "summary",
+    "tapered",
     "uniform",
 ]
 

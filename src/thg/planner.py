@@ -1,7 +1,7 @@
 """Planners make a plan when the run is known; the grids that they choose from.
 
-`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `uniform` is the default for a pipeline
-that nobody has calibrated.
+`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` is the default for a pipeline
+that nobody has calibrated, `uniform` the plainest grid.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thg.errors import PlanError
 from thg.guide import Guide, GuideMaker, HareGuide, Run
@@ -20,6 +21,7 @@ from thg.presets import preset
 
 DEFAULT_NFE = 0.65
 DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long
+TAPER = ((1.5, 0.4), (3.0, 0.05))  # how much denser at the start and at the end, over which share of the run
 
 
 @runtime_checkable
@@ -77,6 +79,25 @@ def evenly(steps: int, count: int) -> tuple[int, ...]:
     return tuple(i * steps // count for i in range(count))
 
 
+def densest_at_the_ends(steps: int, count: int) -> tuple[int, ...]:
+    """`count` steps, from 0, spread with the density of `tapered`."""
+    x = (np.arange(steps) + 0.5) / steps
+    (start, start_width), (end, end_width) = TAPER
+    density = 1 + start * np.exp(-((x / start_width) ** 2)) + end * np.exp(-(((1 - x) / end_width) ** 2))
+    share = np.append(0.0, np.cumsum(density)) / np.sum(density)
+    ideal = np.interp(np.arange(count) / count, share, np.arange(steps + 1.0))
+    return whole_steps(np.round(ideal - 0.5), steps)
+
+
+def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
+    """Rising places as distinct steps of a run, from 0, each moved as little as need be."""
+    grid = [0]
+    for k in range(1, len(ideal)):
+        room_for_the_rest = steps - len(ideal) + k
+        grid.append(min(max(math.floor(ideal[k]), grid[-1] + 1), room_for_the_rest))
+    return tuple(grid)
+
+
 def evaluations_for(nfe: float, steps: int) -> int:
     """How many unconditional evaluations a budget leaves: a float is a share of CFG's, an int a count."""
     if isinstance(nfe, bool) or not isinstance(nfe, int | float) or not math.isfinite(nfe):
@@ -126,15 +147,47 @@ def uniform(
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise PlanError(f"every must be a whole number from 1, not {every!r}")
     if nfe is not None:
-        if isinstance(nfe, float) and not 0.5 < nfe <= 1:
-            raise PlanError(
-                f"nfe={nfe!r} is a share of plain CFG's evaluations and must lie above 0.5 (the conditional branch "
-                "always runs) and at most at 1.0; a count of evaluations is written as an int"
-            )
-        if not isinstance(nfe, float) and (isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2):
-            raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count from steps + 1, not {nfe!r}")
+        check_budget(nfe)
     Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
     return Uniform(every, nfe, hare_order, corrector)
+
+
+@dataclass(frozen=True)
+class Tapered:
+    """Evaluations that are densest at both ends of a run; made by `tapered`."""
+
+    nfe: float = DEFAULT_NFE
+    hare_order: int = 2
+    corrector: float = DEFAULT_CORRECTOR
+
+    def plan(self, run: Run) -> Plan:
+        coarse = densest_at_the_ends(run.steps, affordable(self.nfe, run.steps))
+        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
+
+
+def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
+    """The default planner: short leaps at both ends of a run, long ones in between.
+
+    At the start the guidance term changes fast and there is little to predict it from; nothing corrects the last leap
+    of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this.
+
+    nfe: a budget of evaluations: a float is a share of plain CFG's, an int a count.
+    hare_order, corrector: see `Plan`.
+    """
+    check_budget(nfe)
+    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
+    return Tapered(nfe, hare_order, corrector)
+
+
+def check_budget(nfe: float) -> None:
+    """Refuses what is no budget for any run."""
+    if isinstance(nfe, float) and not 0.5 < nfe <= 1:
+        raise PlanError(
+            f"nfe={nfe!r} is a share of plain CFG's evaluations and must lie above 0.5 (the conditional branch "
+            "always runs) and at most at 1.0; a count of evaluations is written as an int"
+        )
+    if not isinstance(nfe, float) and (isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2):
+        raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count from steps + 1, not {nfe!r}")
 
 
 def affordable(nfe: float, steps: int) -> int:
@@ -155,7 +208,7 @@ class Fixed:
             raise PlanError(
                 f"the plan is for {self.value.steps} steps, but this run calls the network {run.steps} times; write "
                 f"num_inference_steps={self.value.steps} in the pipeline's call, or "
-                f"thg.enable(pipe, thg.uniform(nfe={self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
+                f"thg.enable(pipe, thg.tapered({self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
             )
         return self.value
 
@@ -176,7 +229,7 @@ Choice = str | Plan | Planner | GuideMaker | None  # what a user may pass to `en
 def guide_maker(choice: Choice) -> GuideMaker:
     """A user's choice as a guide maker. None is the default for an uncalibrated pipeline."""
     if choice is None:
-        return Planned(uniform(nfe=DEFAULT_NFE, corrector=DEFAULT_CORRECTOR))
+        return Planned(tapered())
     if isinstance(choice, str):
         choice = preset(choice)
     if isinstance(choice, Plan):
@@ -187,5 +240,5 @@ def guide_maker(choice: Choice) -> GuideMaker:
         return Planned(choice)
     raise PlanError(
         f"enable takes a plan, a planner or the name of a preset, not {choice!r}; for example "
-        "thg.enable(pipe, thg.uniform(nfe=0.65))"
+        "thg.enable(pipe, thg.tapered(0.65))"
     )

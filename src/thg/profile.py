@@ -138,7 +138,7 @@ class Profile:
         rho: float | None = None,
         method: Method | None = None,
         hare_order: int | None = None,
-        corrector: float = 0.0,
+        corrector: float | None = None,
         cutoff: int | None = None,
         boost: float = 1.0,
     ) -> ProfilePlanner:
@@ -151,8 +151,9 @@ class Profile:
         What few touch:
             method: how to meet a budget. "optimal" minimises the predicted error at the end of the run, "algorithm2"
                 takes the smallest rho that fits.
-            hare_order, corrector, cutoff, boost: see `Plan`. The order is 1 with rho and 2 with a budget unless set.
-                The cutoff is a step of the profile's own run, and moves with the noise level in a run of other length.
+            hare_order, corrector, cutoff, boost: see `Plan`. Unless set, rho means the paper's plan (order 1, no
+                corrector) and a budget thg's (order 2, with the corrector). The cutoff is a step of the profile's own
+                run, and moves with the noise level in a run of other length.
         """
         from thg.profile_planner import ProfilePlanner
 

@@ -18,7 +18,16 @@ from thg.errors import PlanError, ProfileError
 from thg.guide import Run
 from thg.optimal import optimal_grid
 from thg.plan import Plan
-from thg.planner import Planner, affordable, evaluations_for, look_before_you_leap, m_max, uniform
+from thg.planner import (
+    DEFAULT_CORRECTOR,
+    Planner,
+    affordable,
+    check_budget,
+    look_before_you_leap,
+    m_max,
+    tapered,
+    whole_steps,
+)
 from thg.profile import Method, Profile, shipped_profile
 from thg.schedule import Node, Prediction, express
 from thg.solvers import lagrange_weights
@@ -171,7 +180,7 @@ class ProfilePlanner:
         rho: float | None,
         method: Method | None,
         hare_order: int | None,
-        corrector: float,
+        corrector: float | None,
         cutoff: int | None,
         boost: float,
     ) -> ProfilePlanner:
@@ -185,8 +194,10 @@ class ProfilePlanner:
             raise PlanError("rho, cutoff and boost belong to method='algorithm2'; method='optimal' takes nfe alone")
         if hare_order is None:
             hare_order = 1 if nfe is None else 2
+        if corrector is None:
+            corrector = 0.0 if nfe is None else DEFAULT_CORRECTOR
         if nfe is not None:
-            evaluations_for(nfe, profile.steps)
+            check_budget(nfe)
         if rho is not None and not (math.isfinite(rho) and rho > 0):
             raise PlanError(f"rho must be above 0, not {rho}; the paper uses about 1")
         Plan(profile.steps, (0,), cutoff, boost, hare_order, corrector)  # the same checks, now and not in the first run
@@ -197,7 +208,7 @@ class ProfilePlanner:
         if far := far_from(self.profile, run):
             warnings.warn(
                 f"this run is far from what the profile was measured on ({far}); its plan is a guess. Calibrate at "
-                "these settings, or use thg.uniform",
+                "these settings, or use thg.tapered",
                 stacklevel=2,
             )
         here = Regridded.of(self.profile, run)
@@ -255,12 +266,8 @@ class ProfilePlanner:
         )
         grid = self._optimal(short, max(1, round(evaluations * LONGEST / here.steps)))
         ends = np.array([*grid, LONGEST]) * here.steps / LONGEST
-        spread = np.floor(np.interp(np.arange(evaluations) * (len(grid) / evaluations), np.arange(len(ends)), ends))
-        for k in range(1, evaluations):  # whole steps, each its own
-            spread[k] = max(spread[k], spread[k - 1] + 1)
-        for k in range(evaluations - 1, -1, -1):
-            spread[k] = min(spread[k], here.steps - evaluations + k)
-        return tuple(int(i) for i in spread)
+        spread = np.interp(np.arange(evaluations) * (len(grid) / evaluations), np.arange(len(ends)), ends)
+        return whole_steps(spread, here.steps)
 
 
 def _count(coarse: tuple[int, ...], cutoff: int) -> int:
@@ -281,13 +288,13 @@ def _require_same_network(profile: Profile, run: Run) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Shipped:
-    """The profile's plan near what was measured, the uniform one elsewhere."""
+    """The profile's plan near what was measured, the default of unmeasured models elsewhere."""
 
     near: ProfilePlanner
     nfe: float
 
     def plan(self, run: Run) -> Plan:
-        planner: Planner = uniform(nfe=self.nfe) if far_from(self.near.profile, run) else self.near
+        planner: Planner = tapered(self.nfe) if far_from(self.near.profile, run) else self.near
         return planner.plan(run)
 
 

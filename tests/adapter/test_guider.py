@@ -45,7 +45,9 @@ def test_terms_on_a_line_are_predicted_exactly():
 
 @pytest.mark.parametrize("rescale", [0.0, 0.7])
 def test_interval_and_rescale_and_a_second_run(rescale):
-    guider = thg.TortoiseHareGuidance(guidance_scale=3.0, guidance_rescale=rescale, start=0.25, stop=0.75, nfe=0.75)
+    guider = thg.TortoiseHareGuidance(
+        guidance_scale=3.0, guidance_rescale=rescale, start=0.25, stop=0.75, plan=thg.Plan(STEPS, (0, 2, 4, 6))
+    )
     _, counts = walk(guider)
     assert counts == [1, 1, 2, 1, 2, 1, 1, 1]  # the first guided step is evaluated, wherever it is
     assert walk(guider)[1] == counts
@@ -85,7 +87,7 @@ def test_in_a_modular_pipeline_it_equals_enable():
         )
 
     source.set_progress_bar_config(disable=True)
-    with thg.enabled(source, thg.uniform(nfe=0.75)):
+    with thg.enabled(source, thg.tapered(0.75, corrector=0)):
         generator = torch.Generator().manual_seed(0)
         enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
     ours = modular(thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.75))

@@ -192,7 +192,7 @@ def test_another_network_is_refused():
         ({"nfe": 0.65, "rho": 1.0}, "either a budget"),
         ({"nfe": 50}, "50 steps need 51 to 100"),
         ({"nfe": 101}, "50 steps need 51 to 100"),
-        ({"nfe": 0.4}, "as a share: 0.51 to 1.0"),
+        ({"nfe": 0.4}, "must lie above 0.5"),
         ({"rho": -1.0}, "rho must be above 0"),
         ({"nfe": 0.6, "method": "magic"}, "method must be"),
         ({"nfe": 0.6, "method": "optimal", "cutoff": 30}, "belong to method='algorithm2'"),
@@ -202,7 +202,11 @@ def test_another_network_is_refused():
 )
 def test_impossible_wishes(arguments, message):
     with pytest.raises(PlanError, match=message):
-        made_up().planner(**arguments)
+        made_up().planner(**arguments).plan(Run.of(50, 5.0))
+
+
+def test_a_count_is_one_of_the_run_not_of_the_profile():
+    assert made_up().planner(nfe=32).plan(Run.of(25, 5.0)).nfe == 32
 
 
 def test_a_measured_profile_makes_plans(profile):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import thg
 from tests.core import paper_grids as paper
-from thg import Plan, PlanError, look_before_you_leap, m_max, preset, uniform
+from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
 from thg.guide import Run
 from thg.planner import Fixed, Planned, evaluations_for, guide_maker
 
@@ -144,6 +144,33 @@ def test_a_share_fits_every_run(steps, share):
 def test_uniform_refuses(kwargs, names):
     with pytest.raises(PlanError, match=names):
         uniform(**kwargs)
+
+
+# -- tapered
+
+
+@given(st.integers(2, 200), st.data())
+def test_tapered_budget_is_exact(steps, data):
+    nfe = data.draw(st.integers(steps + 1, 2 * steps))
+    assert tapered(nfe).plan(Run.of(steps)).nfe == nfe
+
+
+@pytest.mark.parametrize(("steps", "nfe"), [(50, 0.7), (50, 0.65), (50, 0.6), (28, 0.65), (25, 0.65), (100, 0.65)])
+def test_tapered_leaps_are_short_at_both_ends(steps, nfe):
+    plan = tapered(nfe).plan(Run.of(steps))
+    leaps = [end - start for start, end in plan.leaps()]
+    longest = leaps.index(max(leaps))
+    assert leaps[0] < max(leaps) > leaps[-1]
+    assert len(leaps) // 2 <= longest < len(leaps) - 1  # guidance changes most in the first half
+    assert (plan.hare_order, plan.corrector) == (2, 0.7)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"nfe": 0.5}, {"nfe": 1}, {"nfe": 0.7, "hare_order": 3}, {"nfe": 0.7, "corrector": 2}]
+)
+def test_tapered_refuses(kwargs):
+    with pytest.raises(PlanError):
+        tapered(**kwargs)
 
 
 @pytest.mark.parametrize("nfe", [50, 101, 0.5, 1.2])

@@ -63,8 +63,8 @@ _enabled: weakref.WeakKeyDictionary[Any, Enabled] = weakref.WeakKeyDictionary()
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> None:
     """Makes a pipeline skip the unconditional evaluations that a plan leaves out, from its next run on.
 
-    plan: a `Plan`, a planner such as `thg.uniform(nfe=0.65)` or one of a profile, or the name of a preset. Without one,
-        the plan of the pipeline's own profile where thg ships one, else a uniform grid with 65 % of CFG's evaluations.
+    plan: a `Plan`, a planner such as `thg.tapered(0.65)` or one of a profile, or the name of a preset. Without one,
+        the plan of the pipeline's own profile where thg ships one, else `thg.tapered()`: 65 % of CFG's evaluations.
     layout: for a pipeline that thg does not know: how it lays out its branches (`thg.Batched()`, `thg.Sequential()`).
 
     Enabling again replaces the plan.

@@ -17,14 +17,15 @@ from thg.adapter.terms import difference, unconditional
 from thg.errors import PlanError
 from thg.guide import Guide, Run
 from thg.plan import Plan
-from thg.planner import DEFAULT_NFE, guide_maker, uniform
+from thg.planner import DEFAULT_NFE, guide_maker, tapered
 
 
 class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
     """Classifier-free guidance that evaluates the unconditional branch on a coarse grid of steps.
 
     guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled: as in `ClassifierFreeGuidance`.
-    nfe, hare_order: a uniform grid with this share (or number) of CFG's evaluations; see `thg.uniform`.
+    nfe, hare_order: the grid of `thg.tapered` with this share (or number) of CFG's evaluations. A guider sees no
+        scheduler, so there is no corrector.
     plan: instead of them a `thg.Plan`, its dictionary, or the name of a preset.
     """
 
@@ -50,7 +51,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         )
         if isinstance(plan, dict):
             plan = Plan.from_dict(plan)
-        self._maker = guide_maker(plan if plan is not None else uniform(nfe=nfe, hare_order=hare_order))
+        self._maker = guide_maker(plan if plan is not None else tapered(nfe, hare_order=hare_order, corrector=0.0))
         self.register_to_config(nfe=nfe, hare_order=hare_order, plan=plan.to_dict() if isinstance(plan, Plan) else plan)
         self._guide: Guide | None = None
         self._evaluates = True

@@ -13,7 +13,7 @@ from thg.bench.policies import CFGCache, CFGCacheFFT, GuidanceInterval, Selectiv
 from thg.bench.profiled import Calibrated
 from thg.bench.table import Table
 from thg.plan import Plan
-from thg.planner import Fixed, Planned, uniform
+from thg.planner import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.presets import PRESETS, preset
 
 Read = Callable[[Table, int], tuple[int | None, Policy]]
@@ -84,13 +84,21 @@ def _uniform(table: Table, steps: int) -> tuple[int | None, Policy]:
     return nfe, Guided(Planned(planner), "thg: uniform grid, linear prediction of the hare")
 
 
+def _tapered(table: Table, steps: int) -> tuple[int | None, Policy]:
+    nfe = table.whole("nfe")
+    planner = tapered(
+        nfe, hare_order=table.whole("hare_order", 2), corrector=table.number("corrector", DEFAULT_CORRECTOR)
+    )
+    return nfe, Guided(Planned(planner), "thg: the default, grid densest at the ends, linear prediction of the hare")
+
+
 def _profile(table: Table, steps: int) -> tuple[int | None, Policy]:
     nfe = table.whole("nfe")
     planner = {
         "nfe": nfe,
         "method": table.choice("method", ("optimal", "algorithm2"), "optimal"),
         "hare_order": table.whole("hare_order", 2),
-        "corrector": table.number("corrector", 0.0),
+        "corrector": table.number("corrector", DEFAULT_CORRECTOR),
     }
     paper = "thg: grid from a calibration profile, linear prediction of the hare"
     return nfe, Calibrated(planner, table.path("profile"), table.whole("calibrate", 32, at_least=1), nfe, paper)
@@ -105,6 +113,7 @@ POLICIES: dict[str, Read] = {
     "adaptive-guidance": _adaptive,
     "thg": _thg,
     "uniform": _uniform,
+    "tapered": _tapered,
     "profile": _profile,
     "deepcache": _outside(DeepCache),
     "fastercache": _outside(FasterCache),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thg.errors import PlanError
 from thg.plan import Plan
-from thg.planner import DEFAULT_NFE, Choice, uniform
+from thg.planner import DEFAULT_NFE, Choice, tapered
 from thg.presets import PRESETS, preset
 from thg.profile import FORMAT as PROFILE_FORMAT
 from thg.profile import Profile
@@ -33,7 +33,7 @@ def chosen_plan(text: str) -> Choice | bool:
         return preset(text)
     budget = _number(text)
     if budget is not None:
-        return uniform(nfe=budget)
+        return tapered(budget)
     path = Path(text)
     if not path.is_file():
         raise PlanError(

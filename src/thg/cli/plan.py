@@ -10,7 +10,7 @@ from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
 from thg.guide import Run
 from thg.plan import MOST_STEPS, Plan
-from thg.planner import DEFAULT_NFE, uniform
+from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE, tapered
 from thg.presets import PRESETS, preset
 from thg.profile import SHIPPED as SHIPPED_PROFILES
 from thg.profile import Profile
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="?",
         help=f"a profile or a plan (JSON file), eps or flow (the shipped profiles), or a preset "
-        f"({', '.join(sorted(PRESETS))}); without it, the uniform plan",
+        f"({', '.join(sorted(PRESETS))}); without it, the default plan for a model without a profile",
     )
     parser.add_argument("--steps", type=int, help="sampler steps (default: the profile's, else 50)")
     parser.add_argument("--guidance-scale", type=float, help="w (default: the profile's)")
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cutoff", type=int, help="no guidance from this step on")
     parser.add_argument("--boost", type=float, default=1.0, help="factor on the term during a leap (default: 1)")
     parser.add_argument(
-        "--corrector", type=float, default=0.0, help="share of a leap's error to take back (default: 0)"
+        "--corrector",
+        type=float,
+        help=f"share of a leap's error to take back (default: {DEFAULT_CORRECTOR:g}; 0 with rho)",
     )
     parser.add_argument("--sweep", action="store_true", help="the grids over rho, as the paper's appendix has them")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -104,7 +106,8 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
         return planner.plan(_run_of(profile, args))
     if args.what is None:
         order = 2 if args.hare_order is None else args.hare_order
-        planner_of_none = uniform(nfe=_budget(args.nfe), hare_order=order, corrector=args.corrector)
+        corrector = DEFAULT_CORRECTOR if args.corrector is None else args.corrector
+        planner_of_none = tapered(_budget(args.nfe), hare_order=order, corrector=corrector)
         return planner_of_none.plan(Run.of(args.steps or 50))
     return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
 
