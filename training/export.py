@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, StableDiffusion3Pipeline, StableDiffusionPipeline
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CLIPTokenizer
 
@@ -89,6 +89,15 @@ def _write_vocabulary(folder: Path) -> None:
     (folder / "merges.txt").write_text("\n".join(lines) + "\n")
 
 
+def _write_old_names(file: Path) -> None:
+    """Put the prefix that every version of transformers reads before the tensors' names of a text encoder."""
+    tensors = {
+        name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}": tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+
+
 def export(pipe: StableDiffusionPipeline | StableDiffusion3Pipeline, folder: Path) -> None:
     """Write a pipeline in half precision; the folder is replaced as a whole."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -98,6 +107,8 @@ def export(pipe: StableDiffusionPipeline | StableDiffusion3Pipeline, folder: Pat
     pipe.save_pretrained(temporary, safe_serialization=True)
     for tokenizer in temporary.glob("tokenizer*"):
         _write_vocabulary(tokenizer)
+    for file in temporary.glob("text_encoder*/model.safetensors"):
+        _write_old_names(file)
     for file in temporary.rglob("*.safetensors"):
         file.chmod(0o644)
     if folder.exists():
