@@ -58,16 +58,17 @@ def test_slider_moves_plan_and_numbers(opened):
     expect(page.locator("#saved")).to_have_text("48 %")
 
 
+TEN_STEPS = "/#steps=10&plan=custom&of=10&coarse=0.3.6"
+
+
 def test_marks_are_edited_by_click_drag_and_keyboard(opened):
-    page = opened()
-    set_up(page, seed=1, steps=10)
+    page = opened(TEN_STEPS)
     expect(page.locator("#nfe")).to_have_text("13")
     mark = page.locator(".mark")
     pressed = [i for i in range(10) if mark.nth(i).get_attribute("aria-pressed") == "true"]
     assert pressed == [0, 3, 6]
     mark.nth(8).click()
     expect(page.locator("#nfe")).to_have_text("14")
-    expect(page.locator('input[name="kind"][value="custom"]')).to_be_checked()
     mark.nth(6).drag_to(mark.nth(5))  # a hare is moved
     expect(mark.nth(5)).to_have_attribute("aria-pressed", "true")
     expect(mark.nth(6)).to_have_attribute("aria-pressed", "false")
@@ -82,9 +83,7 @@ def test_marks_are_edited_by_click_drag_and_keyboard(opened):
 
 
 def test_settings_of_a_custom_plan(opened):
-    page = opened()
-    set_up(page, seed=1, steps=10)
-    choose(page, "kind", "custom")
+    page = opened(TEN_STEPS)
     page.click("summary")
     page.fill("#cutoff", "5")
     page.fill("#boost", "1.1")

@@ -7,18 +7,17 @@ import pytest
 import thg
 from tests.studio.wishes import plan_wish
 from thg.guide import Run
-from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE
 
 
 def test_default_plan_is_that_of_enable(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish()).json()
-    expected = thg.uniform(nfe=DEFAULT_NFE, corrector=DEFAULT_CORRECTOR).plan(Run.of(20))
+    expected = thg.tapered().plan(Run.of(20))
     assert thg.Plan.from_dict(answer["plan"]) == expected
     assert (answer["nfe"], answer["cfg_nfe"], answer["calls"]) == (expected.nfe, 40, 20)
     assert answer["speedup"] == pytest.approx(expected.speedup, abs=1e-3)
     assert answer["evaluates"] == [expected.evaluates(i) for i in range(20)]
-    assert answer["python"] == "thg.uniform(nfe=0.65, corrector=0.7)"
+    assert answer["python"] == "thg.tapered(0.65)"
     assert answer["note"] == ""
 
 
@@ -36,7 +35,7 @@ def test_held_hare_is_passed_on(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish(plan=spec)).json()
     assert answer["plan"]["hare_order"] == 1
-    assert answer["python"] == "thg.uniform(nfe=0.7, hare_order=1)"
+    assert answer["python"] == "thg.tapered(0.7, hare_order=1, corrector=0)"
 
 
 def test_paper_plan_is_the_preset(studio):

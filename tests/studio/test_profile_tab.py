@@ -68,7 +68,7 @@ def test_a_shipped_profile_is_found_and_its_plan_comes_first(model, profile, in_
         assert thg.summary(model.pipe).plan == planned
 
 
-def test_without_a_profile_the_page_begins_with_the_uniform_plan(model):
+def test_without_a_profile_the_page_begins_with_the_default_plan(model):
     assert model.describe()["plan"] == {"kind": "default", "nfe": 0.65, "hare_order": 2, "corrector": 0.7}
 
 

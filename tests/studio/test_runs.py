@@ -21,7 +21,7 @@ from thg.studio.jobs import Cancelled
 from thg.studio.model import Model
 from thg.studio.specs import RunRequest
 
-DEFAULT_PLANNER = thg.uniform(nfe=0.65, corrector=0.7)
+DEFAULT_PLANNER = thg.tapered()
 
 
 def picture(item: dict) -> np.ndarray:

@@ -42,7 +42,7 @@ def test_the_plan_is_read_by_thg(opened):
     generate(page)
     name, path = downloaded(page, "plan")
     assert name == "plan.json"
-    assert thg.Plan.from_json(path.read_text()) == thg.uniform(nfe=0.65, corrector=0.7).plan(Run.of(6))
+    assert thg.Plan.from_json(path.read_text()) == thg.tapered().plan(Run.of(6))
 
 
 def test_four_pictures_are_four_files(opened):

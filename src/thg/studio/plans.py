@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.guide import Run
 from thg.plan import Plan
-from thg.planner import Fixed, Planner, uniform
+from thg.planner import DEFAULT_CORRECTOR, Fixed, Planner, tapered
 from thg.presets import PRESETS, preset
 from thg.profile import Moments, Profile
 from thg.profile_planner import far_from, output_weight
@@ -32,7 +32,7 @@ def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
 
 def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
     if isinstance(spec, DefaultSpec):
-        return uniform(nfe=float(spec.nfe), hare_order=spec.hare_order, corrector=spec.corrector)
+        return tapered(float(spec.nfe), hare_order=spec.hare_order, corrector=spec.corrector)
     if isinstance(spec, PaperSpec):
         return Fixed(preset(spec.preset))
     if isinstance(spec, CustomSpec):
@@ -56,8 +56,8 @@ def as_python(spec: PlanSpec, plan: Plan) -> str:
     """The second argument of `thg.enable` that gives this plan."""
     if isinstance(spec, DefaultSpec):
         options = "" if spec.hare_order == 2 else ", hare_order=1"
-        options += f", corrector={spec.corrector:g}" if spec.corrector else ""
-        return f"thg.uniform(nfe={float(spec.nfe)}{options})"
+        options += "" if spec.corrector == DEFAULT_CORRECTOR else f", corrector={spec.corrector:g}"
+        return f"thg.tapered({float(spec.nfe)}{options})"
     if isinstance(spec, PaperSpec):
         return repr(spec.preset)
     return f"thg.{plan!r}"

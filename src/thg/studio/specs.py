@@ -27,7 +27,7 @@ class Strict(BaseModel):
 
 
 class DefaultSpec(Strict):
-    """An evenly spread grid with this share of plain CFG's evaluations."""
+    """The default grid, with this share of plain CFG's evaluations."""
 
     kind: Literal["default"]
     nfe: Share = DEFAULT_NFE

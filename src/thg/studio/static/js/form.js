@@ -9,7 +9,7 @@ const setRadio = (name, value) => {
 const number = (id) => ($(id).value === "" ? null : Number($(id).value));
 
 const HINTS = {
-  default: "Evenly spread, as many as the budget allows.",
+  default: "Densest at both ends, sized by the budget.",
   profile: "Chosen from what was measured on this model.",
   custom: "Your own grid: edit the steps on the strip.",
 };
