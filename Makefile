@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint docs bench-core clean
+MINIMUM := tests/core tests/cli tests/models/test_shipped.py $(addprefix tests/release/test_, \
+	fuzz.py lifecycle.py network_faults.py old_versions.py)
+
+.PHONY: demo test test-minimum lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +19,12 @@ demo: $(STAMP)  ## the main job: plain CFG and thg side by side, in demo.png
 
 test: $(STAMP) lint  ## everything that CI checks
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-minimum:  ## a part of the tests with the lowest versions of the dependencies, in an environment of its own
+	$(PYTHON) -m venv build/minimum
+	build/minimum/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-minimum.txt \
+		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/minimum/bin/python -m pytest -o filterwarnings=default $(MINIMUM)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
