@@ -287,7 +287,7 @@ def _require_same_network(profile: Profile, run: Run) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Shipped:
+class NearProfile:
     """The profile's plan near what was measured, the default of unmeasured models elsewhere."""
 
     near: ProfilePlanner
@@ -301,4 +301,4 @@ class Shipped:
 def shipped_planner(network: str, nfe: float) -> Planner | None:
     """The planner for a network that thg ships a profile of; None for any other."""
     profile = shipped_profile(network)
-    return None if profile is None else Shipped(profile.planner(nfe=nfe), nfe)
+    return None if profile is None else NearProfile(profile.planner(nfe=nfe), nfe)

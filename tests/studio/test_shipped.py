@@ -14,8 +14,8 @@ import thg
 from tests.studio.conftest import command_model, serve
 from tests.studio.wishes import finished, plan_wish, run_wish
 from thg.models import DEFAULT_CALL, shipped_path
+from thg.models.schedulers import FLOW, NOISE
 from thg.studio.engine import Engine
-from thg.studio.schedulers import FLOW, NOISE
 
 
 @pytest.fixture(scope="module")

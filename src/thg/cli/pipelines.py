@@ -11,6 +11,7 @@ import torch
 from thg.errors import MissingExtraError, THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
 from thg.models.pretrained import pretrained
+from thg.models.schedulers import Schedulers
 
 SCHEDULERS = {
     "ddim": "DDIMScheduler",
@@ -115,20 +116,6 @@ def _check_device(device: str) -> None:
 
 
 def _scheduler(name: str, pipe: Any) -> Any:
-    import diffusers
-
-    flow = "FlowMatch" in type(pipe.scheduler).__name__
-    extra = (
-        {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-        if flow and name in ("dpm", "unipc", "deis")
-        else {}
-    )
-    if flow and not extra and name not in ("flow-euler", "heun"):
-        raise THGError(
-            f"the scheduler {name!r} does not work with {type(pipe).__name__}, which predicts a flow; it takes "
-            "flow-euler, dpm, unipc or deis"
-        )
-    if not flow and name == "flow-euler":
-        raise THGError(f"the scheduler 'flow-euler' does not work with {type(pipe).__name__}, which predicts noise")
-    cls = getattr(diffusers, "FlowMatchHeunDiscreteScheduler" if flow and name == "heun" else SCHEDULERS[name])
-    return cls.from_config(pipe.scheduler.config, **extra)
+    schedulers = Schedulers(pipe.scheduler)
+    wanted = "FlowMatchHeunDiscreteScheduler" if schedulers.flow and name == "heun" else SCHEDULERS[name]
+    return schedulers.make(wanted)

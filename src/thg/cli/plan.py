@@ -15,7 +15,7 @@ from thg.presets import PRESETS, preset
 from thg.profile import SHIPPED as SHIPPED_PROFILES
 from thg.profile import Profile
 
-SWEEP = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+SWEEP = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,10 @@ import thg
 from thg.adapter.identity import fingerprint
 from thg.errors import THGError
 from thg.guide import Run
+from thg.models.schedulers import Schedulers
 from thg.planner import DEFAULT_NFE
 from thg.profile import Profile, shipped_profile
 from thg.schedulers import scheduler_log_snr
-from thg.studio.schedulers import Schedulers
 from thg.studio.specs import DefaultSpec, ProfileSpec
 
 Grid = tuple[tuple[float, ...], tuple[float, ...] | None]

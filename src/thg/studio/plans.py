@@ -15,7 +15,7 @@ from thg.plan import Plan
 from thg.planner import DEFAULT_CORRECTOR, Fixed, Planner, tapered
 from thg.presets import PRESETS, preset
 from thg.profile import Moments, Profile
-from thg.profile_planner import far_from, output_weight
+from thg.profile_planner import NearProfile, far_from, output_weight
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
 
@@ -26,8 +26,10 @@ def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
 
 def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
     """What the reader should know of a plan, or nothing."""
-    far = far_from(profile, run) if isinstance(spec, ProfileSpec) and profile is not None else ""
-    return f"Far from what the profile was measured on ({far}): the plan is a guess." if far else ""
+    if not isinstance(spec, ProfileSpec) or profile is None or not (far := far_from(profile, run)):
+        return ""
+    instead = "the plan is a guess" if spec.nfe is None else "the plan is that of models without a profile"
+    return f"Far from what the profile was measured on ({far}): {instead}."
 
 
 def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
@@ -39,7 +41,8 @@ def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
         return Fixed(_stretched(spec, calls))
     if profile is None:
         raise PlanError("this studio has no profile of its model; start it with --profile, or choose another plan")
-    return profile.planner(nfe=spec.nfe, rho=spec.rho)
+    planner = profile.planner(nfe=spec.nfe, rho=spec.rho)
+    return planner if spec.nfe is None else NearProfile(planner, spec.nfe)
 
 
 def _stretched(spec: CustomSpec, calls: int) -> Plan:

@@ -14,9 +14,11 @@ NOISE: Final = {
     "DDIMScheduler": "DDIM",
     "EulerDiscreteScheduler": "Euler",
     "DPMSolverMultistepScheduler": "DPM++ 2M",
+    "DPMSolverSinglestepScheduler": "DPM++ 2S",
     "UniPCMultistepScheduler": "UniPC",
     "DEISMultistepScheduler": "DEIS",
     "HeunDiscreteScheduler": "Heun",
+    "LMSDiscreteScheduler": "LMS",
     "PNDMScheduler": "PNDM",
 }
 FLOW: Final = {
@@ -50,7 +52,11 @@ class Schedulers:
         if name is None or name == self.own_name:
             return type(self.own).from_config(self.own.config)
         if name not in self.labels:
-            raise THGError(f"this model cannot run with the scheduler {name!r}; it can with {', '.join(self.labels)}")
+            kind = "a flow" if self.flow else "noise"
+            raise THGError(
+                f"the scheduler {name!r} does not fit this model, which predicts {kind}; these do: "
+                f"{', '.join(self.labels)}"
+            )
         import diffusers
 
         return getattr(diffusers, name).from_config(self.own.config, **self._options(name))
