@@ -50,7 +50,7 @@ def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[st
         if nfe >= steps + math.ceil(steps / 5):
             found[f"CFG-Cache {nfe}"] = ("cfg-cache", Guided(CFGCache(nfe)))
             found[f"CFG-Cache + FFT {nfe}"] = ("cfg-cache-fft", Guided(CFGCacheFFT(nfe)))
-        found[f"thg corrected {nfe}"] = ("uniform", Guided(Planned(thg.uniform(nfe=nfe, corrector=0.7))))
+        found[f"thg tapered {nfe}"] = ("tapered", Guided(Planned(thg.tapered(nfe))))
     paper = thg.preset("sd15")
     if paper.steps == steps:
         found[f"THG, the paper's plan {paper.nfe}"] = ("thg", Guided(Planned(Fixed(paper))))
@@ -105,15 +105,15 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| method | NFE | PSNR dB | ideal | batch 1 | of ideal | batch 16 | of ideal |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| method | NFE | PSNR dB | ideal | batch 1, s | speed-up | of ideal | batch 16, s | speed-up | of ideal |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         cells = [row["method"], f"{row['nfe']:.1f}".removesuffix(".0")]
         cells += ["–" if row["psnr"] is None else f"{row['psnr']:.2f}", f"{row['ideal']:.2f}x"]
         for batch in (1, 16):
             speed = row[f"speedup_{batch}"]
-            cells += [f"{speed:.2f}x", f"{speed / row['ideal']:.2f}"]
+            cells += [f"{row[f'seconds_{batch}']:.2f}", f"{speed:.2f}x", f"{speed / row['ideal']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
