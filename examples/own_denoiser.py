@@ -23,5 +23,5 @@ def run(plan: thg.Plan) -> torch.Tensor:
 
 
 full = run(thg.Plan(STEPS, range(STEPS)))
-fewer = run(thg.uniform(nfe=0.65).plan(thg.Run.of(STEPS)))
+fewer = run(thg.tapered(0.65).plan(thg.Run.of(STEPS)))
 print(f"largest difference: {float((full - fewer).abs().max()):.1e}")

@@ -21,6 +21,6 @@ else:
     pipe.enable_model_cpu_offload()
     prompt = "a lighthouse in a storm, oil on canvas"
 
-thg.enable(pipe, thg.uniform(nfe=0.6))
+thg.enable(pipe, thg.tapered(0.6))
 pipe(prompt, num_inference_steps=40, generator=torch.Generator().manual_seed(0)).images[0].save("sdxl.png")
 print(thg.summary(pipe))

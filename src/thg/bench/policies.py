@@ -179,6 +179,10 @@ class IntervalGuide:
         return None
 
 
+TOLERANCE = 0.05
+"""By how much the mean of Adaptive Guidance may miss a budget: the last guided step jumps with the threshold."""
+
+
 class AdaptiveGuidance:
     """Guidance until the two branches point the same way: when cos(e_c, e_u) of a sample reaches the threshold, the
     rest of its run is conditional.
@@ -288,7 +292,7 @@ def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
         low, high = (middle + 1, high) if mean_evaluations(borders[middle]) < wanted else (low, middle)
     best = min(borders[max(0, low - 1) : low + 1], key=lambda border: abs(mean_evaluations(border) - wanted))
     reached = mean_evaluations(best)
-    if abs(reached - wanted) > 0.5:
+    if abs(reached - wanted) > TOLERANCE * nfe:
         raise PlanError(
             f"Adaptive Guidance cannot meet nfe={nfe} here: the nearest threshold, {best:.6f}, gives "
             f"{steps + reached:.2f} evaluations in the mean; choose another nfe, or write a threshold"
