@@ -16,7 +16,7 @@ from torch import Tensor
 from thg.errors import ScheduleError
 from thg.schedule import Array, FlowCurve, Node, NoiseCurve, Prediction, Schedule, TableCurve, log_snr
 
-_READABLE = (
+READABLE = (
     "DDIMScheduler",
     "PNDMScheduler",
     "EulerDiscreteScheduler",
@@ -40,7 +40,7 @@ _NOISY = {  # adds fresh noise at every step -> its deterministic relative
 }
 
 
-def scheduler_class(scheduler: Any, known: Sequence[str] = _READABLE) -> str | None:
+def scheduler_class(scheduler: Any, known: Sequence[str] = READABLE) -> str | None:
     """The diffusers class that a scheduler is an instance of, among the known ones."""
     return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
 
@@ -100,7 +100,7 @@ def _readable_class(scheduler: Any) -> str:
     name = scheduler_class(scheduler)
     if name is None:
         raise ScheduleError(
-            f"{given} is not a scheduler whose grid can be read; these are: {', '.join(_READABLE)}; "
+            f"{given} is not a scheduler whose grid can be read; these are: {', '.join(READABLE)}; "
             "write scheduler = diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
         )
     for flag, value, why in (

@@ -20,18 +20,9 @@ import torch
 from torch import Tensor
 
 from thg.guide import Correction, Term
-from thg.schedulers import adds_noise, scheduler_class
+from thg.schedulers import READABLE, adds_noise, scheduler_class
 
-LINEAR = (
-    "DDIMScheduler",
-    "EulerDiscreteScheduler",
-    "LMSDiscreteScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "UniPCMultistepScheduler",
-    "DEISMultistepScheduler",
-    "FlowMatchEulerDiscreteScheduler",
-)
+LINEAR = tuple(name for name in READABLE if name != "PNDMScheduler")  # PNDM holds more than outputs between steps
 NONLINEAR_SETTINGS = ("thresholding", "clip_sample", "stochastic_sampling")
 NOISE_ARGUMENTS = ("eta", "s_churn")
 

@@ -36,31 +36,30 @@ Judge = Callable[[torch.Tensor, torch.Tensor | None], Verdict]
 """Pictures (n, 1, height, width) in [-1, 1] and, where known, the garments that were asked for."""
 
 
-class JudgeAccuracy(MeanMetric):
-    """Share of the pictures that show the garment of their prompt."""
+class _Accuracy(MeanMetric):
+    """Share of the pictures of which the judge says what their prompt asked for."""
 
-    name = "judge_accuracy"
     direction = "higher"
     needs = frozenset({"prompts"})
 
     def __init__(self, look: Callable[[Batch], Verdict]):
         super().__init__()
         self._look = look
+
+
+class JudgeAccuracy(_Accuracy):
+    """Share of the pictures that show the garment of their prompt."""
+
+    name = "judge_accuracy"
 
     def score(self, batch: Batch) -> torch.Tensor:
         return (self._look(batch).garments.cpu() == garments_asked(batch.prompts)).double()
 
 
-class ToneAccuracy(MeanMetric):
+class ToneAccuracy(_Accuracy):
     """Share of the pictures with the tone of their prompt; prompts without a tone do not count."""
 
     name = "tone_accuracy"
-    direction = "higher"
-    needs = frozenset({"prompts"})
-
-    def __init__(self, look: Callable[[Batch], Verdict]):
-        super().__init__()
-        self._look = look
 
     def score(self, batch: Batch) -> torch.Tensor:
         asked = [find_word(prompt, TONE_WORDS) for prompt in batch.prompts]
