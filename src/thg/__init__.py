@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from thg.calibration import calibrate
     from thg.models import shipped_pipeline
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _LAZY = {
     "Batched": "thg.adapter",

@@ -125,7 +125,13 @@ def test_bad_input_is_one_line_and_exit_code_2(words, says, capsys, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "a bag", "--scheduler", "x"], ["generate", "a", "--steps", "0"], ["no"]]
+    "words",
+    [
+        ["generate", "a bag", "--scheduler", "x"],
+        ["generate", "a", "--steps", "0"],
+        ["compare", "a", "--guidance-scale", "nan"],
+        ["no"],
+    ],
 )
 def test_bad_options_are_refused_by_the_parser(words, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -13,7 +13,7 @@ class Summary:
 
     steps: denoiser calls of the run. nfe: network evaluations per sample; cfg_nfe: those of plain CFG.
     evaluations: network evaluations per sample at each step. plan: None where no plan was followed.
-    seconds: from the start of the run to the end of its last network call so far.
+    seconds: from the start of the run to the end of its last network call so far, as the CPU sees it (a GPU may lag).
     finished: did the run reach its last step? note: what is worth knowing, in a sentence.
     finite: False when the network's last output had a NaN or an infinity in it.
     """

@@ -96,7 +96,8 @@ class Runner:
         methods = self._prepare()
         self._sample(methods[0], range(1), steps=2)  # warm up
         begun = time.perf_counter()
-        with ThreadPoolExecutor(max_workers=1) as writer:
+        # one thread for the scores: a second team of OpenMP threads would slow down every later network call on a CPU
+        with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
             waiting: deque[Future[None]] = deque()
             for number, batch in enumerate(mine):
                 self._report(number, len(mine), begun)

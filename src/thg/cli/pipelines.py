@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 from typing import Any, get_args
 
 import torch
@@ -43,10 +44,17 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every command that samples."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--steps", type=_at_least(1), help="sampler steps (default: 50, and 28 for the flow model)")
-    group.add_argument("--guidance-scale", type=float, help="w (default: the model's)")
+    group.add_argument("--guidance-scale", type=_finite, help="w (default: the model's)")
     group.add_argument("--negative-prompt", help="what to keep away from")
     group.add_argument("--seed", type=int, default=0, help="seed of the first picture (default: 0)")
     group.add_argument("--count", type=_at_least(1), default=1, help="pictures per prompt, with seeds in sequence")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text}")
+    return value
 
 
 def _at_least(lowest: int) -> Any:
