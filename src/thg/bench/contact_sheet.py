@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from thg.bench.frontier import HARE, TORTOISE
 from thg.bench.store import write_whole
+from thg.plots.colours import HARE, TORTOISE
 
 SIDE = 160
 GAP = 8

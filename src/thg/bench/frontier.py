@@ -12,9 +12,14 @@ from pathlib import Path
 from thg.bench.measure import Row
 from thg.bench.store import write_whole
 from thg.errors import MissingExtraError
+from thg.plots.colours import HARE, TORTOISE
 
-TORTOISE, HARE = "#0000CD", "#DC143C"
-OURS = {"uniform": (HARE, "#8B0000"), "profile": ("#FF7F50", "#B8541F"), "thg": (TORTOISE, "#6A8CFF")}
+OURS = {
+    "tapered": (HARE, "#8B0000"),
+    "uniform": ("#FF7F50", "#B8541F"),
+    "profile": ("#8B008B", "#DA70D6"),
+    "thg": (TORTOISE, "#6A8CFF"),
+}
 """Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; rivals are grey."""
 GREYS = ("#222222", "#555555", "#777777", "#999999", "#BBBBBB")
 MARKERS = "osD^vP*Xh<>"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from thg.plots.colours import HARE, TORTOISE
+
 CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 64
 INK, FAINT, PAPER = (24, 24, 32), (110, 110, 122), (255, 255, 255)
-TORTOISE, HARE = (0, 0, 205), (220, 20, 60)  # MediumBlue and Crimson, as in the paper
 
 
 @dataclass(frozen=True)

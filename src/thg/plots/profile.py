@@ -10,10 +10,9 @@ import numpy as np
 
 from thg.errors import MissingExtraError, ProfileError
 from thg.plan import Plan
+from thg.plots.colours import HARE, TORTOISE
 from thg.profile import Moments, Profile, write_atomically
 from thg.profile_planner import output_weight
-
-TORTOISE, HARE = "#2f7d4f", "#c2571a"
 
 
 def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
