@@ -27,14 +27,15 @@ from thg.models import DEFAULT_GUIDANCE
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
 
 
-def best(work: Callable[[], Any], repeats: int) -> float:
-    """The least CPU time of some repeats."""
-    times = []
+def best(*works: Callable[[], Any], repeats: int) -> list[float]:
+    """The least CPU time of each, over some repeats in which they take turns."""
+    times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
-        began = time.process_time()
-        work()
-        times.append(time.process_time() - began)
-    return min(times)
+        for spent, work in zip(times, works, strict=True):
+            began = time.process_time()
+            work()
+            spent.append(time.process_time() - began)
+    return [min(spent) for spent in times]
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--model", choices=("eps", "flow"), default="eps")
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     pipe: Any = thg.shipped_pipeline(args.model)
@@ -64,8 +65,8 @@ def main() -> int:
         )
 
     plain()  # warm up
-    per_plain = best(plain, args.repeats) / (2 * args.steps)
-    per_calibrated = best(calibrate, args.repeats) / (4 * args.steps - 2)
+    plainly, calibrating = best(plain, calibrate, repeats=args.repeats)
+    per_plain, per_calibrated = plainly / (2 * args.steps), calibrating / (4 * args.steps - 2)
     overhead = per_calibrated / per_plain - 1
     profile, run = calibrate(), Run.of(args.steps, scale)
     planning = {
@@ -73,8 +74,8 @@ def main() -> int:
             lambda m=method, o=order, c=corrector: profile.planner(nfe=0.65, method=m, hare_order=o, corrector=c).plan(
                 run
             ),
-            args.repeats,
-        )
+            repeats=args.repeats,
+        )[0]
         for method, order, corrector in (("algorithm2", 1, 0.0), ("optimal", 1, 0.0), ("optimal", 2, 0.7))
     }
     print(f"per evaluation of {args.samples} samples: plain {per_plain * 1e3:.2f} ms, ", end="")
