@@ -2,10 +2,12 @@
 
     python benchmarks/bench_enable.py --out runs/enable
 
-Speed: one run of the pipeline with plain CFG (thg not enabled at all) and with each method, in turn, several times;
-the best time of each counts, since other work on the machine only ever adds. Target: at least 0.95 of the ideal
-speed-up 2 * steps / nfe. Fidelity: PSNR to plain CFG, same prompts and seeds. FasterCache of diffusers, DeepCache and
-cache-dit run in the same loop where they are installed and support the model.
+Speed: one run of the pipeline with plain CFG (thg not enabled at all), one without guidance, and one with each method,
+in turn, several times; the best time of each counts, since other work on the machine only ever adds. Target: at least
+0.95 of the ideal speed-up 2 * steps / nfe. That supposes that half a batch takes half the time; what the pipeline really
+gains by leaving out a branch is seen from its run without guidance, and "of possible" is the share of that. Fidelity:
+PSNR to plain CFG, same prompts and seeds. FasterCache of diffusers, DeepCache and cache-dit run in the same loop where
+they are installed and support the model.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from thg.bench.store import write_whole
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.planner import Fixed, Planned
 
-SHARES = (0.55, 0.60, 0.65, 0.70, 0.80)
+SHARES = (0.57, 0.60, 0.65, 0.70, 0.80)
 """Budgets, as shares of plain CFG's evaluations."""
 TARGET = 0.95
 MODELS = {
@@ -77,10 +79,14 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
     guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
     chosen = policies(pipe, steps, guidance_scale)
     best: dict[tuple[str, int], float] = {}
+    unguided = {1: math.inf, 16: math.inf}
     pictures: dict[str, torch.Tensor] = {}
     nfe: dict[str, float] = {}
     for batch in (1, 16):
         for _ in range(repeats):
+            started = time.perf_counter()
+            draw(pipe, batch, steps, 1.0)
+            unguided[batch] = min(unguided[batch], time.perf_counter() - started)
             for method, (_, policy) in chosen.items():
                 with policy.applied(pipe) as evaluations:
                     started = time.perf_counter()
@@ -96,6 +102,9 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
         psnr = float((-10 * error.log10()).mean()) if method != "CFG" else None
         row = {"model": name, "method": method, "nfe": nfe[method], "ideal": ideal, "psnr": psnr}
         row |= {f"seconds_{b}": best[method, b] for b in (1, 16)} | {f"speedup_{b}": speed[b] for b in (1, 16)}
+        both = nfe[method] / steps - 1  # the share of steps with both branches
+        for b in (1, 16):
+            row[f"possible_{b}"] = best["CFG", b] / (both * best["CFG", b] + (1 - both) * unguided[b])
         rows.append(row)
         points.append(
             Row(method, family, policy.paper, "", steps, guidance_scale, nfe[method], None, {"psnr": psnr}, {})
@@ -105,17 +114,24 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| method | NFE | PSNR dB | ideal | batch 1, s | speed-up | of ideal | batch 16, s | speed-up | of ideal |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| method | NFE | PSNR dB | ideal | "
+        + " | ".join(f"batch {b}, s | speed-up | of ideal | of possible" for b in (1, 16))
+        + " |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         cells = [row["method"], f"{row['nfe']:.1f}".removesuffix(".0")]
         cells += ["–" if row["psnr"] is None else f"{row['psnr']:.2f}", f"{row['ideal']:.2f}x"]
         for batch in (1, 16):
             speed = row[f"speedup_{batch}"]
-            cells += [f"{row[f'seconds_{batch}']:.2f}", f"{speed:.2f}x", f"{speed / row['ideal']:.2f}"]
+            cells += [f"{row[f'seconds_{batch}']:.2f}", f"{speed:.2f}x"]
+            cells += [f"{speed / row['ideal']:.2f}", f"{speed / row[f'possible_{batch}']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _least(rows: list[dict[str, Any]], batch: int, of: str) -> float:
+    return min(float(row[f"speedup_{batch}"] / row[of]) for row in rows)
 
 
 def main() -> None:
@@ -138,10 +154,13 @@ def main() -> None:
         rows, points = measure(name, options.steps, options.repeats)
         everything += rows
         ours = [row for row in rows if row["method"].startswith("thg ")]
-        worst = {batch: min(row[f"speedup_{batch}"] / row["ideal"] for row in ours) for batch in (1, 16)}
-        verdict = ", ".join(f"{worst[b]:.2f} at batch {b}" for b in worst)
+        verdict = "; ".join(
+            f"at batch {b} {_least(ours, b, 'ideal'):.2f} of the ideal, {_least(ours, b, f'possible_{b}'):.2f} of what is "
+            "possible"
+            for b in (1, 16)
+        )
         text += ["", f"## {name}", "", table(rows), ""]
-        text += [f"Least share of the ideal speed-up that thg reaches: {verdict} (target {TARGET})."]
+        text += [f"The least that a plan of thg reaches: {verdict} (target {TARGET})."]
         if draw_frontier(points, options.out / f"frontier-{name}.png", f"shipped model {name}"):
             text += ["", f"![Fidelity against evaluations](frontier-{name}.png)"]
         print("\n".join(text[-3:]), flush=True)
