@@ -4,7 +4,7 @@
 
 Speed: one run of the pipeline with plain CFG (thg not enabled at all), one without guidance, and one with each method,
 in turn, several times; the best time of each counts, since other work on the machine only ever adds. Target: at least
-0.95 of the ideal speed-up 2 * steps / nfe. That supposes that half a batch takes half the time; what the pipeline really
+0.95 of the ideal speed-up 2 * steps / nfe. That supposes that half a batch takes half the time; what a pipeline really
 gains by leaving out a branch is seen from its run without guidance, and "of possible" is the share of that. Fidelity:
 PSNR to plain CFG, same prompts and seeds. FasterCache of diffusers, DeepCache and cache-dit run in the same loop where
 they are installed and support the model.
@@ -155,8 +155,8 @@ def main() -> None:
         everything += rows
         ours = [row for row in rows if row["method"].startswith("thg ")]
         verdict = "; ".join(
-            f"at batch {b} {_least(ours, b, 'ideal'):.2f} of the ideal, {_least(ours, b, f'possible_{b}'):.2f} of what is "
-            "possible"
+            f"at batch {b} {_least(ours, b, 'ideal'):.2f} of the ideal, "
+            f"{_least(ours, b, f'possible_{b}'):.2f} of what is possible"
             for b in (1, 16)
         )
         text += ["", f"## {name}", "", table(rows), ""]
