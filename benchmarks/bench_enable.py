@@ -149,7 +149,8 @@ def main() -> None:
         "# thg.enable on the shipped models",
         "",
         f"{about['device']}, {about['threads']} threads, {about['date']}, commit {about['commit']}. "
-        f"{options.steps} steps; best of {3 * options.repeats} runs at batch 1 and {options.repeats} at 16; plain CFG is the bare pipeline.",
+        f"{options.steps} steps; best of {3 * options.repeats} runs at batch 1 and {options.repeats} at 16; "
+        "plain CFG is the bare pipeline.",
     ]
     everything = []
     for name in options.models:
