@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MINIMUM := tests/core tests/cli tests/models/test_shipped.py $(addprefix tests/release/test_, \
 	fuzz.py lifecycle.py network_faults.py old_versions.py)
 
-.PHONY: demo test test-minimum lint docs bench-core clean
+.PHONY: demo test test-minimum coverage lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,12 @@ test-minimum:  ## a part of the tests with the lowest versions of the dependenci
 	build/minimum/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-minimum.txt \
 		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/minimum/bin/python -m pytest -o filterwarnings=default $(MINIMUM)
+
+coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/coverage run --source=src/thg -m pytest -q tests/core \
+		tests/calibrate/test_profile.py tests/calibrate/test_optimal.py tests/calibrate/test_adaptive.py
+	$(BIN)/coverage report --include="src/thg/*.py" \
+		--omit="src/thg/*/*" --fail-under=95
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

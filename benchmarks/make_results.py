@@ -27,6 +27,10 @@ Measured on the models that come with thg, by `python benchmarks/make_results.py
 single parts: `thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `python benchmarks/bench_enable.py` and
 `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and
 AudioLDM 2) need a GPU and their weights and have not been run here.
+
+Seconds are those of a virtual machine with two cores, and vary by 10 to 20 % from run to run; evaluations and fidelity do
+not. On so small a network half a batch takes more than half the time, and the decoder and Python's share stay; "possible"
+in the second part tells what is left to gain.
 """
 
 
