@@ -28,9 +28,9 @@ single parts: `thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `p
 `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and
 AudioLDM 2) need a GPU and their weights and have not been run here.
 
-Seconds are those of a virtual machine with two cores, and vary by 10 to 20 % from run to run; evaluations and fidelity do
-not. On so small a network half a batch takes more than half the time, and the decoder and Python's share stay; "possible"
-in the second part tells what is left to gain.
+Seconds are those of a virtual machine with two cores, and vary by 10 to 20 % from run to run; evaluations and fidelity
+do not. On so small a network half a batch takes more than half the time, and the decoder and Python's share stay;
+"possible", where it stands, tells what is left to gain.
 """
 
 
