@@ -206,7 +206,8 @@ def pictures_in(notebook) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs_of(notebook))
 
 
-def test_notebook_runs_with_few_steps():
+def test_notebook_runs_with_few_steps(monkeypatch):
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel shows pictures inline unless told otherwise
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (settings,) = (cell for cell in notebook.cells if cell.source.startswith("STEPS = 50"))
     settings.source = "STEPS, SHARES = 6, (0.7,)"

@@ -6,6 +6,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -51,6 +52,7 @@ def start(folder: Path, *words: object) -> multiprocessing.process.BaseProcess:
 
 
 def _command(folder: str, words: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it as ignored
     os.chdir(folder)
     for number, name in ((1, "out.txt"), (2, "err.txt")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from io import BytesIO
 from itertools import cycle
@@ -38,7 +37,6 @@ def draw_frontier(
     if len(points) < 2:
         return False
     try:
-        os.environ.setdefault("MPLBACKEND", "Agg")
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("the frontier plot needs matplotlib: pip install 'thg[plots]'") from error
