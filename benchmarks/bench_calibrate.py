@@ -21,8 +21,8 @@ import torch
 
 import thg
 from thg.cli.calibrate import shipped_prompts
-from thg.guide import Run
 from thg.models import DEFAULT_GUIDANCE
+from thg.plans.guide import Run
 
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
 

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from thg.integrate import Form, sample
-from thg.plan import Plan
-from thg.schedule import Schedule
-from thg.solvers import Solver, Track, ddim, dpm_multistep, step
+from thg.ode.integrate import Form, sample
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver, Track, ddim, dpm_multistep, step
+from thg.plans.plan import Plan
 
 PLAIN = "plain CFG"
 GUIDANCE = 7.5

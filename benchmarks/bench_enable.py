@@ -30,9 +30,9 @@ from thg.bench.methods import Guided, Pilot, PlainCFG, Policy
 from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
 from thg.bench.pipeline import load_pipeline, sample
 from thg.bench.policies import CFGCache, CFGCacheFFT
-from thg.bench.store import write_whole
+from thg.files import write_atomically
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
-from thg.planner import Fixed, Planned
+from thg.plans.planners import Fixed, Planned
 
 SHARES = (0.57, 0.60, 0.65, 0.70)
 """Budgets, as shares of plain CFG's evaluations."""
@@ -168,8 +168,8 @@ def main() -> None:
         if draw_frontier(points, options.out / f"frontier-{name}.png", f"shipped model {name}"):
             text += ["", f"![Fidelity against evaluations](frontier-{name}.png)"]
         print("\n".join(text[-3:]), flush=True)
-    write_whole(options.out / "report.md", ("\n".join(text) + "\n").encode())
-    write_whole(options.out / "metrics.json", json.dumps({"environment": about, "rows": everything}).encode())
+    write_atomically(options.out / "report.md", ("\n".join(text) + "\n").encode())
+    write_atomically(options.out / "metrics.json", json.dumps({"environment": about, "rows": everything}).encode())
     print("\n".join(text))
     print(json.dumps({"environment": about, "rows": everything}))
 

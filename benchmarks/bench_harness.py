@@ -23,7 +23,8 @@ from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override,
 from thg.bench.environment import environment
 from thg.bench.pipeline import load_pipeline, load_prompts, sample
 from thg.bench.runner import Runner, Shard
-from thg.bench.store import RunFolder, write_whole
+from thg.bench.store import RunFolder
+from thg.files import write_atomically
 
 TARGET = 0.10
 
@@ -110,9 +111,9 @@ def main() -> None:
     for row in grown:
         growth = row["end_mb"] - row["early_mb"]
         text.append(f"| {row['samples']} | {row['early_mb']:.0f} | {row['end_mb']:.0f} | {growth:+.0f} |")
-    write_whole(options.out / "report.md", ("\n".join(text) + "\n").encode())
+    write_atomically(options.out / "report.md", ("\n".join(text) + "\n").encode())
     document = {"environment": about, "overhead": cost, "memory": grown}
-    write_whole(options.out / "metrics.json", json.dumps(document).encode())
+    write_atomically(options.out / "metrics.json", json.dumps(document).encode())
     print("\n".join(text))
     print(json.dumps(document))
 

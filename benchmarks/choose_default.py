@@ -21,9 +21,10 @@ import torch
 
 import thg
 from thg.cli.calibrate import shipped_prompts
+from thg.files import write_atomically
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, GARMENTS
 from thg.models.judge import Judge, frechet_distance
-from thg.profile import Profile, write_atomically
+from thg.profiles.profile import Profile
 
 BUDGETS = (75, 70, 65, 60, 57)  # of 100
 STEPS = 50

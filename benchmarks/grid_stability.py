@@ -16,10 +16,10 @@ import numpy as np
 import thg
 from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
-from thg.guide import Run
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
-from thg.planner import look_before_you_leap, m_max
-from thg.profile import Profile
+from thg.plans.guide import Run
+from thg.plans.planners import look_before_you_leap, m_max
+from thg.profiles.profile import Profile
 
 
 def profile_at(model: str, scale: float, samples: int, steps: int, batch: int, out: Path) -> Profile:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 import thg
-from thg.guide import Run
-from thg.mixture import GaussianMixture
-from thg.schedule import Schedule
-from thg.solvers import Solver, ddim, dpm_multistep
+from thg.ode.mixture import GaussianMixture
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver, ddim, dpm_multistep
+from thg.plans.guide import Run
 
 PICTURES = Path("/usr/share/datasets/fashion-mnist")
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2

@@ -6,8 +6,8 @@ python examples/own_denoiser.py
 import torch
 
 import thg
-from thg import solvers
-from thg.mixture import GaussianMixture
+from thg.ode import solvers
+from thg.ode.mixture import GaussianMixture
 
 STEPS = 50
 mixture = GaussianMixture.random()

@@ -13,7 +13,7 @@ import torch
 import thg
 from thg.bench.metrics import Batch
 from thg.bench.metrics.fidelity import PSNR
-from thg.guide import Guide, Run, Term
+from thg.plans.guide import Guide, Run, Term
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 import thg
-from thg.mixture import GaussianMixture
-from thg.schedule import Node, Prediction
-from thg.solvers import Solver, ddim, lagrange_weights
+from thg.ode.mixture import GaussianMixture
+from thg.ode.schedule import Node, Prediction
+from thg.ode.solvers import Solver, ddim, lagrange_weights
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from thg.adaptive import adaptive
 from thg.errors import (
     ConcurrentRunError,
     MissingExtraError,
@@ -24,17 +23,19 @@ from thg.errors import (
     THGError,
     UnsupportedPipelineError,
 )
-from thg.guide import Run
-from thg.integrate import sample
-from thg.plan import Plan
-from thg.planner import look_before_you_leap, m_max, tapered, uniform
-from thg.presets import PRESETS, preset
-from thg.profile import Profile
-from thg.schedule import Schedule
+from thg.ode.integrate import sample
+from thg.ode.schedule import Schedule
+from thg.plans.adaptive_leaps import adaptive
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
+from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
+from thg.plans.presets import PRESETS, preset
+from thg.profiles.profile import Profile
 
 if TYPE_CHECKING:
     from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
     from thg.adapter.guider import TortoiseHareGuidance
+    from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate
     from thg.models import shipped_pipeline
 
@@ -49,6 +50,7 @@ _LAZY = {
     "disable": "thg.adapter",
     "enable": "thg.adapter",
     "enabled": "thg.adapter",
+    "read_schedule": "thg.adapter.schedulers",
     "shipped_pipeline": "thg.models",
     "summary": "thg.adapter",
 }
@@ -80,6 +82,7 @@ __all__ = [
     "look_before_you_leap",
     "m_max",
     "preset",
+    "read_schedule",
     "sample",
     "shipped_pipeline",
     "summary",

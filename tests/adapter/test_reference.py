@@ -13,9 +13,9 @@ from torch import Tensor
 
 import thg
 from tests.adapter.families import FAMILIES, GUIDANCE, Case
-from thg.integrate import Form, sample
-from thg.schedule import Schedule
-from thg.solvers import solver_like
+from thg.adapter.schedulers import read_schedule
+from thg.adapter.solver_like import solver_like
+from thg.ode.integrate import Form, sample
 
 STEPS = 10
 COARSE = (0, 1, 2, 5, 7, 8)
@@ -124,7 +124,7 @@ def assert_pipeline_is_reference(setting: Setting, plan: thg.Plan, form: Form) -
             setting.denoiser,
             start,
             plan,
-            Schedule.from_diffusers(scheduler),
+            read_schedule(scheduler),
             solver_like(scheduler),
             guidance_scale=GUIDANCE,
             form=form,

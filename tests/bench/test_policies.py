@@ -29,8 +29,8 @@ from thg.bench.policies import (
 )
 from thg.bench.profiled import Calibrated
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.guide import Run
-from thg.planner import Planned
+from thg.plans.guide import Run
+from thg.plans.planners import Planned
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
 

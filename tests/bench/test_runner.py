@@ -22,8 +22,9 @@ from thg.bench.errors import ConfigError, RunFolderError
 from thg.bench.report import write_report
 from thg.bench.runner import Runner, Shard, find_shard
 from thg.bench.seeds import generators, sample_seed
-from thg.bench.store import RunFolder, write_whole
+from thg.bench.store import RunFolder
 from thg.errors import PlanError, THGError
+from thg.files import write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -235,9 +236,9 @@ def files_of_at_most(size):
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path):
-    write_whole(tmp_path / "file", b"old")
+    write_atomically(tmp_path / "file", b"old")
     with files_of_at_most(40), pytest.raises(OSError, match="too large"):
-        write_whole(tmp_path / "file", b"x" * 100)
+        write_atomically(tmp_path / "file", b"x" * 100)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
 

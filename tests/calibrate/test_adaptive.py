@@ -5,7 +5,7 @@ import torch
 
 import thg
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
-from thg.guide import Run
+from thg.plans.guide import Run
 
 
 def evaluations(tolerance, terms, order=2):

@@ -20,12 +20,12 @@ from diffusers import (
 import thg
 from tests.calibrate.conftest import SCALE, STEPS
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from thg.adapter.schedulers import read_schedule
 from thg.calibration.run import sample_seed
-from thg.integrate import sample
-from thg.profile_planner import output_weight
-from thg.richardson import richardson, richardson_first_order
-from thg.schedule import Schedule
-from thg.solvers import ddim, lms
+from thg.ode.integrate import sample
+from thg.ode.richardson import richardson, richardson_first_order
+from thg.ode.solvers import ddim, lms
+from thg.profiles.noise import output_weight
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
 
@@ -58,7 +58,7 @@ def test_the_short_form_is_algorithm_3(scheduler, prediction_type):
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
     profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **QUICK)
     pipe.scheduler.set_timesteps(STEPS)
-    schedule = Schedule.from_diffusers(pipe.scheduler)
+    schedule = read_schedule(pipe.scheduler)
     arguments = (denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule)
     long = richardson(*arguments, ddim(), guidance_scale=SCALE)
     short = richardson_first_order(*arguments, guidance_scale=SCALE)
@@ -75,7 +75,7 @@ def test_a_second_order_solver_is_judged_by_second_differences():
     profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **{**QUICK, "steps": 16})
     assert profile.about.order == 2
     pipe.scheduler.set_timesteps(16)
-    schedule = Schedule.from_diffusers(pipe.scheduler)
+    schedule = read_schedule(pipe.scheduler)
     general = richardson(denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule, lms(2), guidance_scale=SCALE)
     ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
     theirs = (general.hare / general.tortoise)[:-1, 0]
@@ -85,7 +85,7 @@ def test_a_second_order_solver_is_judged_by_second_differences():
 def test_terms_and_their_gram_matrix_are_those_of_plain_cfg(profile):
     pipe = stable_diffusion()
     pipe.scheduler.set_timesteps(STEPS)
-    schedule = Schedule.from_diffusers(pipe.scheduler)
+    schedule = read_schedule(pipe.scheduler)
     network = denoiser_of(pipe, PROMPTS[0])
     x, terms = initial_noise(pipe, 0), []
 

@@ -18,9 +18,9 @@ from diffusers import (
 import thg
 from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
 from tests.calibrate.test_calibrate import denoiser_of
-from thg.integrate import sample
-from thg.schedule import Schedule
-from thg.solvers import solver_like
+from thg.adapter.schedulers import read_schedule
+from thg.adapter.solver_like import solver_like
+from thg.ode.integrate import sample
 
 STEPS, SCALE, PROMPT = 12, 5.0, "a boot"
 COARSE = (0, 1, 3, 6, 8, 11)
@@ -65,7 +65,7 @@ def test_it_is_the_corrector_of_the_reference_integrator(scheduler, hare_order):
     assert summary.note == ""
     assert summary.nfe == STEPS + len(COARSE)
     pipe.scheduler.set_timesteps(STEPS)
-    schedule = Schedule.from_diffusers(pipe.scheduler)
+    schedule = read_schedule(pipe.scheduler)
     x = (NOISE * pipe.scheduler.init_noise_sigma).double()
     reference = sample(
         lambda x, t, conditional, /: denoiser_of(pipe, PROMPT)(x.float(), t, conditional),

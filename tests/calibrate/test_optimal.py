@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from thg import Plan, PlanError, hare
-from thg.integrate import sample
-from thg.optimal import leap_costs, optimal_grid
-from thg.profile_planner import noise_share, output_weight, state_at
-from thg.schedule import Schedule
-from thg.solvers import ddim, lagrange_weights
+from thg.ode.integrate import sample
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import ddim, lagrange_weights
+from thg.profiles.noise import noise_share, output_weight, state_at
+from thg.profiles.optimal import leap_costs, optimal_grid
 
 ORDERS = pytest.mark.parametrize(("hare_order", "corrector"), [(1, 0.0), (2, 0.0), (1, 0.7), (2, 0.7)])
 

@@ -8,9 +8,10 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
-from thg.guide import Run
-from thg.profile import About, Moments
-from thg.profile_planner import Regridded, noise_share
+from thg.plans.guide import Run
+from thg.profiles.noise import noise_share
+from thg.profiles.planner import Regridded
+from thg.profiles.profile import About, Moments
 
 RUN = Run.of(STEPS, SCALE)
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 
-from thg.mixture import GaussianMixture
-from thg.schedule import Schedule
-from thg.solvers import ddim, dpm_multistep, dpm_singlestep, lms, plms
+from thg.ode.mixture import GaussianMixture
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import ddim, dpm_multistep, dpm_singlestep, lms, plms
 
 GUIDANCE = 2.0
 LABEL = 0

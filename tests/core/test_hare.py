@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thg import Plan, hare
-from thg.guide import HareGuide, Run
+from thg.plans.guide import HareGuide, Run
 
 
 def test_order_1_holds_the_last_term():

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedule
+from thg.adapter.schedulers import read_schedule
 from thg.errors import NonFiniteError, PlanError
-from thg.integrate import sample
-from thg.plan import Plan
-from thg.schedule import Schedule
-from thg.solvers import Track, ddim, dpm_multistep, euler, lms, step
+from thg.ode.integrate import sample
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Track, ddim, dpm_multistep, euler, lms, step
+from thg.plans.plan import Plan
 
 FORMS = ("predictor", "two-state")
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
@@ -97,7 +98,7 @@ def test_a_state_divided_by_alpha_gives_the_same_picture(form):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.EulerDiscreteScheduler(timestep_spacing="linspace")
     scheduler.set_timesteps(15)
-    exploding = Schedule.from_diffusers(scheduler)
+    exploding = read_schedule(scheduler)
     preserving = Schedule.on_curve(exploding.curve, exploding.curve_times)
     plan = Plan(15, range(0, 15, 3), hare_order=1)
     start = preserving.nodes[0]

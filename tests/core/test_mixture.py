@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from tests.core.problems import noise
-from thg.integrate import sample
-from thg.mixture import GaussianMixture
-from thg.plan import Plan
-from thg.schedule import Schedule
-from thg.solvers import dpm_multistep, euler
+from thg.ode.integrate import sample
+from thg.ode.mixture import GaussianMixture
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import dpm_multistep, euler
+from thg.plans.plan import Plan
 
 
 def log_density(mixture, x, alpha, sigma, label):

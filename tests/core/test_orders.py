@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, reference, schedule
-from thg.integrate import sample
-from thg.plan import Plan
+from thg.ode.integrate import sample
+from thg.plans.plan import Plan
 
 TOLERANCE = 0.15
 TAIL = (80, 160)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import thg
 from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
-from thg.guide import Run
-from thg.planner import Fixed, Planned, evaluations_for, guide_maker
+from thg.plans.guide import Run
+from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
 
 ALL_GRIDS = [
     *((grid, 50) for grid in paper.SD15_BY_RHO.values()),

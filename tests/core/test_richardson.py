@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, exact_flow, mixture, noise, schedule
-from thg.richardson import richardson, richardson_first_order
-from thg.schedule import Schedule
-from thg.solvers import Track, ddim, step
+from thg.ode.richardson import richardson, richardson_first_order
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Track, ddim, step
 
 
 def run(grid, solver, model=None):

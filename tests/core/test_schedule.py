@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thg.adapter.schedulers import read_schedule, scheduler_log_snr
 from thg.errors import ScheduleError
-from thg.schedule import Node, Schedule, content, express
-from thg.schedulers import scheduler_log_snr
+from thg.ode.schedule import Node, Schedule, content, express
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -82,7 +82,7 @@ def test_regridding():
     schedule = Schedule.vp(10)
     assert np.allclose(schedule.regrid(40).sigma, Schedule.vp(40).sigma)
     assert [node.position for node in schedule.regrid(3).nodes] == [0, 1, 2, 3]
-    euler = Schedule.from_diffusers(make("EulerDiscreteScheduler", 10, **SD))
+    euler = read_schedule(make("EulerDiscreteScheduler", 10, **SD))
     assert np.allclose(euler.regrid(10).sigma, euler.sigma)
     assert np.allclose(euler.regrid(20).sigma[::2], euler.sigma)
 
@@ -114,7 +114,7 @@ def test_an_output_that_says_nothing_is_refused():
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_normalised_once(kind):
     scheduler = make("EulerDiscreteScheduler", prediction_type=kind, **SD)
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     node = schedule.nodes[4]
     x0, eps = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
     x = node.alpha * x0 + node.sigma * eps
@@ -142,7 +142,7 @@ WITH_SIGMAS = [
 @pytest.mark.parametrize("steps", [4, 25])
 def test_schedulers_with_sigmas(name, steps, extra):
     scheduler = make(name, steps, **SD, **extra)
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     sigmas = scheduler.sigmas.double().numpy()
     assert np.allclose(schedule.sigma / schedule.alpha, sigmas, rtol=1e-9)
     assert np.array_equal(schedule.times[:-1], scheduler.timesteps.double().numpy())
@@ -156,7 +156,7 @@ def test_schedulers_with_sigmas(name, steps, extra):
 @pytest.mark.parametrize("name", ["DPMSolverMultistepScheduler", "UniPCMultistepScheduler", "DEISMultistepScheduler"])
 def test_schedulers_with_flow_sigmas(name):
     scheduler = make(name, 10, use_flow_sigmas=True, flow_shift=3.0, prediction_type="flow_prediction")
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     assert schedule.prediction == schedule.normal == "flow"
     assert np.allclose(schedule.sigma, scheduler.sigmas.double().numpy())
     assert np.allclose(schedule.alpha, 1 - schedule.sigma)
@@ -165,7 +165,7 @@ def test_schedulers_with_flow_sigmas(name):
 def test_flow_matching_with_shift_and_own_sigmas():
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
     scheduler.set_timesteps(sigmas=np.linspace(1, 0.1, 8), mu=1.1)
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     assert np.allclose(schedule.sigma, scheduler.sigmas.double().numpy())
     assert scheduler_log_snr(scheduler)[0] == -np.inf
 
@@ -175,7 +175,7 @@ def test_flow_matching_with_shift_and_own_sigmas():
 def test_schedulers_with_alphas(name, one):
     extra = {"skip_prk_steps": True} if name == "PNDMScheduler" else {}
     scheduler = make(name, 50, set_alpha_to_one=one, steps_offset=1, timestep_spacing="leading", **SD, **extra)
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     assert schedule.steps == 50
     assert schedule.times[:2].tolist() == [981, 961]
     assert schedule.alpha[-1] == (1 if one else pytest.approx(float(scheduler.alphas_cumprod[0]) ** 0.5))
@@ -183,14 +183,14 @@ def test_schedulers_with_alphas(name, one):
 
 
 def test_ddim_lands_beside_the_next_time_on_uneven_grids():
-    schedule = Schedule.from_diffusers(make("DDIMScheduler", 7, timestep_spacing="linspace", **SD))
+    schedule = read_schedule(make("DDIMScheduler", 7, timestep_spacing="linspace", **SD))
     assert schedule.times[:2].tolist() == [999, 832]
     assert schedule.landings[0].time == 999 - 1000 // 7 == 857
 
 
 def test_levels_beyond_the_training_schedule():
     scheduler = make("EulerDiscreteScheduler", 10, use_karras_sigmas=True, sigma_max=80.0, sigma_min=0.002, **SD)
-    schedule = Schedule.from_diffusers(scheduler)
+    schedule = read_schedule(scheduler)
     assert schedule.sigma[0] == pytest.approx(80.0)
     assert schedule.nodes[0].log_snr < schedule.node(0.5).log_snr < schedule.nodes[1].log_snr
 
@@ -215,12 +215,12 @@ def test_levels_beyond_the_training_schedule():
 )
 def test_schedulers_that_are_refused(name, config, words):
     with pytest.raises(ScheduleError, match=words):
-        Schedule.from_diffusers(make(name, **config))
+        read_schedule(make(name, **config))
 
 
 def test_the_number_of_steps_must_be_set():
     with pytest.raises(ScheduleError, match=r"set_timesteps\(50\)"):
-        Schedule.from_diffusers(diffusers.DDIMScheduler())
+        read_schedule(diffusers.DDIMScheduler())
     with pytest.raises(ScheduleError, match=r"set_timesteps\(50\)"):
         scheduler_log_snr(diffusers.DDIMScheduler())
 

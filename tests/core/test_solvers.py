@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thg.adapter.schedulers import read_schedule
+from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.schedule import Node, Schedule
-from thg.solvers import DPMSolver2, LinearMultistep, Track, adams_weights, ddim, lms, plms, solver_like, step
+from thg.ode.schedule import Node, Schedule
+from thg.ode.solvers import DPMSolver2, LinearMultistep, Track, adams_weights, ddim, lms, plms, step
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -77,7 +79,7 @@ def distance(a, b):
 
 
 def check(scheduler, double, **keywords):
-    schedule, solver = Schedule.from_diffusers(scheduler), solver_like(scheduler)
+    schedule, solver = read_schedule(scheduler), solver_like(scheduler)
     solver = lms(keywords["order"]) if keywords else solver
     outputs = random_outputs(schedule.steps, torch.float32)
     assert distance(by_thg(schedule, solver, outputs), by_diffusers(scheduler, outputs, **keywords)) < 1e-5
@@ -168,7 +170,7 @@ def test_pseudo_linear_multistep(steps, spacing, order, double):
     """
     config = {"skip_prk_steps": True, "timestep_spacing": spacing, "steps_offset": 1, **SD}
     scheduler = double(make("PNDMScheduler", steps, **config))
-    schedule, solver = Schedule.from_diffusers(scheduler), plms(order)
+    schedule, solver = read_schedule(scheduler), plms(order)
     assert schedule.steps == steps
     outputs = random_outputs(steps, torch.float64)
     x, track = outputs[0], Track(outputs[0])

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 import thg
 from tests.adapter.families import FAMILIES
 from tests.release.commands import refused
+from thg.adapter.schedulers import read_schedule
 from thg.models import shipped_path
-from thg.schedule import Schedule
-from thg.solvers import ddim
+from thg.ode.solvers import ddim
 
 LEAP = thg.uniform(every=2)
 CORRECTED = thg.uniform(every=2, corrector=0.7)
@@ -61,7 +61,7 @@ def test_nan_is_in_the_summary_and_gone_in_the_next_run(kind, plan):
 def test_nan_in_the_core_is_an_error_that_names_step_and_branch():
     case = FAMILIES["SD 1.5"]()
     case.pipe.scheduler.set_timesteps(6)
-    schedule = Schedule.from_diffusers(case.pipe.scheduler)
+    schedule = read_schedule(case.pipe.scheduler)
     given = case.inputs((0,))
 
     def denoiser(x, t, conditional, /):

@@ -35,7 +35,7 @@ transformers.utils.logging.set_verbosity(logging.ERROR)
 torch.set_num_threads(1)
 
 if TYPE_CHECKING:
-    from thg.profile import Profile
+    from thg.profiles.profile import Profile
     from thg.studio.engine import Engine
     from thg.studio.model import Model
 

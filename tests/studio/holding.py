@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from thg.plan import Plan
+from thg.plans.plan import Plan
 from thg.studio.engine import Engine
 from thg.studio.jobs import Emit
 from thg.studio.model import Model

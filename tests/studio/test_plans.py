@@ -6,7 +6,7 @@ import pytest
 
 import thg
 from tests.studio.wishes import plan_wish
-from thg.guide import Run
+from thg.plans.guide import Run
 
 
 def test_default_plan_is_that_of_enable(studio):

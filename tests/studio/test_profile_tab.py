@@ -25,7 +25,7 @@ def profiled(profiled_model):
 def in_the_package(profile, tmp_path, monkeypatch):
     """The package as it is when it ships this profile."""
     profile.save(tmp_path / "tiny.json")
-    monkeypatch.setattr("thg.profile.SHIPPED", tmp_path)
+    monkeypatch.setattr("thg.profiles.shipped.SHIPPED", tmp_path)
 
 
 def test_the_charts_are_the_papers_figures(profiled, profile):

@@ -11,7 +11,7 @@ from PIL import Image
 import thg
 from tests.studio.browsing import choose, downloaded, expect, generate, set_up
 from tests.studio.conftest import command_model, serve
-from thg.guide import Run
+from thg.plans.guide import Run
 from thg.studio.engine import Engine
 
 pytestmark = pytest.mark.browser

@@ -15,9 +15,9 @@ from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
 from thg.adapter.report import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.guide import GuideMaker
-from thg.planner import DEFAULT_NFE, Choice, guide_maker
-from thg.profile_planner import shipped_planner
+from thg.plans.guide import GuideMaker
+from thg.plans.planners import DEFAULT_NFE, Choice, guide_maker
+from thg.profiles.shipped import shipped_planner
 
 
 class Enabled:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.guide import Correction, Term
-from thg.schedulers import READABLE, adds_noise, scheduler_class
+from thg.adapter.schedulers import READABLE, adds_noise, scheduler_class
+from thg.plans.guide import Correction, Term
 
 LINEAR = tuple(name for name in READABLE if name != "PNDMScheduler")  # PNDM holds more than outputs between steps
 NONLINEAR_SETTINGS = ("thresholding", "clip_sample", "stochastic_sampling")

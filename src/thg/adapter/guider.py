@@ -15,9 +15,9 @@ from diffusers.guiders import ClassifierFreeGuidance
 
 from thg.adapter.terms import difference, unconditional
 from thg.errors import PlanError
-from thg.guide import Guide, Run
-from thg.plan import Plan
-from thg.planner import DEFAULT_NFE, guide_maker, tapered
+from thg.plans.guide import Guide, Run
+from thg.plans.plan import Plan
+from thg.plans.planners import DEFAULT_NFE, guide_maker, tapered
 
 
 class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thg.plan import Plan
+from thg.plans.plan import Plan
 
 
 @dataclass(frozen=True)

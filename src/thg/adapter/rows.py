@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
-from thg.guide import Term
+from thg.plans.guide import Term
 
 # Positional tables have no batch dimension, whatever their first dimension happens to be.
 _NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position")

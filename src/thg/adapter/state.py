@@ -14,8 +14,8 @@ import torch
 from thg.adapter.corrector import Corrector
 from thg.adapter.rows import tensors_of
 from thg.errors import UnsupportedPipelineError
-from thg.guide import Guide, Run, Term
-from thg.plan import Plan
+from thg.plans.guide import Guide, Run, Term
+from thg.plans.plan import Plan
 
 
 class RunState:

@@ -24,11 +24,11 @@ from thg.adapter.corrector import Corrector
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.report import Summary
+from thg.adapter.schedulers import scheduler_log_snr
 from thg.adapter.state import RunState
 from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
-from thg.guide import GuideMaker, Run, Term, Visitor
-from thg.schedulers import scheduler_log_snr
+from thg.plans.guide import GuideMaker, Run, Term, Visitor
 
 Network = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
-from thg.guide import Term
+from thg.plans.guide import Term
 
 
 def difference(conditional: Term, unconditional: Term) -> Term:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from thg.bench.store import write_whole
+from thg.files import write_atomically
 from thg.plots.colours import HARE, TORTOISE
 
 SIDE = 160
@@ -57,7 +57,7 @@ def draw_sheet(columns: list[Column], prompts: list[str], path: Path, region: tu
             _frame(draw, left, upper, box, image.size)
     buffer = BytesIO()
     sheet.save(buffer, "PNG")
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def most_different(pictures: list[torch.Tensor]) -> Box:

@@ -9,8 +9,8 @@ from itertools import cycle
 from pathlib import Path
 
 from thg.bench.measure import Row
-from thg.bench.store import write_whole
 from thg.errors import MissingExtraError
+from thg.files import write_atomically
 from thg.plots.colours import HARE, TORTOISE
 
 OURS = {
@@ -68,5 +68,5 @@ def draw_frontier(
     figure.tight_layout()
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
     return True

@@ -24,7 +24,7 @@ from thg.adapter import enabled, summary
 from thg.adapter.layouts import Delegates, layout_of
 from thg.bench.policies import AdaptiveGuidance, CosineRecorder, find_threshold
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.guide import GuideMaker, Run
+from thg.plans.guide import GuideMaker, Run
 
 Counted = Callable[[int], list[float]]
 """After a run: the evaluations of each of so many samples."""

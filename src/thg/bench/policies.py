@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.guide import Guide, HareGuide, Run, Term
-from thg.plan import Plan
-from thg.planner import evaluations_for
+from thg.plans.guide import Guide, HareGuide, Run, Term
+from thg.plans.plan import Plan
+from thg.plans.planners import evaluations_for
 
 
 @dataclass(frozen=True)

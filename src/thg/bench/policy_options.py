@@ -12,9 +12,9 @@ from thg.bench.outside import CacheDiT, DeepCache, FasterCache
 from thg.bench.policies import CFGCache, CFGCacheFFT, GuidanceInterval, SelectiveGuidance
 from thg.bench.profiled import Calibrated
 from thg.bench.table import Table
-from thg.plan import Plan
-from thg.planner import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
-from thg.presets import PRESETS, preset
+from thg.plans.plan import Plan
+from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
+from thg.plans.presets import PRESETS, preset
 
 Read = Callable[[Table, int], tuple[int | None, Policy]]
 """Takes a policy's options from the table of a method with so many steps; gives its budget, if any, and the policy."""

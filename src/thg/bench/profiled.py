@@ -13,8 +13,8 @@ from thg.adapter import enabled, summary
 from thg.bench.errors import ConfigError
 from thg.bench.methods import Counted, Pilot, Policy
 from thg.errors import PlanError
-from thg.guide import Run
-from thg.plan import Plan
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
 
 SENSITIVITY = 8
 """Samples for the sensitivity curve, which the optimal planner needs and Algorithm 2 does not."""
@@ -57,7 +57,7 @@ class Calibrated(Policy):
             yield lambda size: [float(summary(pipe).nfe)] * size
 
     def _from_file(self, steps: int, guidance_scale: float) -> Plan:
-        from thg.profile import Profile
+        from thg.profiles.profile import Profile
 
         assert self.profile is not None
         return Profile.load(self.profile).planner(**self.planner).plan(Run.of(steps, guidance_scale))

@@ -13,8 +13,9 @@ from thg.bench.environment import environment
 from thg.bench.frontier import draw_frontier
 from thg.bench.markdown import speedups, table
 from thg.bench.measure import Measured, measure
-from thg.bench.store import RunFolder, write_whole
+from thg.bench.store import RunFolder
 from thg.errors import MissingExtraError
+from thg.files import write_atomically
 
 MOST_COLUMNS = 7
 
@@ -32,9 +33,9 @@ def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
         notes.append(f"No frontier plot: {error}.")
     sheet = _sheet(config, folder, measured)
     numbers = table(measured, config.metrics)
-    write_whole(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
+    write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
     text = _markdown(config, measured, about, numbers, notes, frontier, sheet)
-    write_whole(path / "report.md", text.encode())
+    write_atomically(path / "report.md", text.encode())
     return numbers
 
 

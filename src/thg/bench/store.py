@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import uuid
 import wave
 from collections.abc import Iterator
 from io import BytesIO
@@ -29,6 +27,7 @@ from PIL import Image
 
 from thg.bench.config import BenchConfig
 from thg.bench.errors import RunFolderError
+from thg.files import write_atomically
 
 DIGITS = 6
 
@@ -94,7 +93,7 @@ class RunFolder:
         self._write_sample(slug, index, ".wav", buffer.getvalue(), record)
 
     def _write_sample(self, slug: str, index: int, suffix: str, content: bytes, record: dict[str, Any]) -> None:
-        write_whole(self.sample_path(slug, index, suffix), content)
+        write_atomically(self.sample_path(slug, index, suffix), content)
         self.write_json(self.sample_path(slug, index, ".json"), record)
 
     def records(self, slug: str, count: int) -> Iterator[dict[str, Any]]:
@@ -136,7 +135,7 @@ class RunFolder:
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:
-        write_whole(path, (json.dumps(value, indent=1, sort_keys=True, default=str) + "\n").encode())
+        write_atomically(path, (json.dumps(value, indent=1, sort_keys=True, default=str) + "\n").encode())
 
     @staticmethod
     def read_json(path: Path) -> dict[str, Any] | None:
@@ -146,15 +145,3 @@ class RunFolder:
         except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) else None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """The whole file or none of it: written beside its place under a name of its own, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thg.adapter.schedulers import adds_noise, prediction_of, read_schedule
+from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.guide import Run
-from thg.profile_planner import noise_share
-from thg.schedule import Prediction, Schedule
-from thg.schedulers import adds_noise, prediction_of
-from thg.solvers import solver_like
+from thg.ode.schedule import Prediction, Schedule
+from thg.plans.guide import Run
+from thg.profiles.noise import noise_share
 
 Array = NDArray[np.float64]
 
@@ -33,10 +33,10 @@ class NoiseGrid:
     @classmethod
     def of(cls, scheduler: Any, run: Run) -> NoiseGrid:
         if adds_noise(scheduler):
-            Schedule.from_diffusers(scheduler)  # its error says what to write instead
+            read_schedule(scheduler)  # its error says what to write instead
         count = len(set(run.positions))
         try:
-            schedule: Schedule | None = Schedule.from_diffusers(scheduler)
+            schedule: Schedule | None = read_schedule(scheduler)
         except ScheduleError:
             schedule = None
         if schedule is not None and schedule.steps == count:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.guide import Run, Term
-from thg.profile_planner import state_at
-from thg.schedule import content, express
+from thg.ode.schedule import content, express
+from thg.plans.guide import Run, Term
+from thg.profiles.noise import state_at
 
 Array = NDArray[np.float64]
 Evaluate = Callable[[Any, Any], tuple[Term, Term]]

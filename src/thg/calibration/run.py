@@ -23,9 +23,9 @@ from thg.calibration.grid import NoiseGrid
 from thg.calibration.record import Held, Recorder
 from thg.calibration.shards import Rows, Shards
 from thg.errors import ProfileError
-from thg.guide import Guide, Run
-from thg.profile import About, Moments, Profile, exact_sum
-from thg.schedule import Prediction
+from thg.ode.schedule import Prediction
+from thg.plans.guide import Guide, Run
+from thg.profiles.profile import About, Moments, Profile, exact_sum
 
 ANCHORS = 10
 SENSITIVITY_SAMPLES = 4

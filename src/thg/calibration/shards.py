@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thg.errors import ProfileError
-from thg.profile import write_atomically
+from thg.files import write_atomically
 
 Array = NDArray[np.float64]
 Rows = dict[str, Array]

@@ -10,9 +10,9 @@ from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import pipelines
 from thg.errors import ProfileError
-from thg.guide import Run
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, TONES, benchmark_prompts
-from thg.planner import DEFAULT_NFE
+from thg.plans.guide import Run
+from thg.plans.planners import DEFAULT_NFE
 
 SHIPPED_SAMPLES = 60
 

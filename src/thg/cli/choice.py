@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from thg.errors import PlanError
-from thg.plan import Plan
-from thg.planner import DEFAULT_NFE, Choice, tapered
-from thg.presets import PRESETS, preset
-from thg.profile import FORMAT as PROFILE_FORMAT
-from thg.profile import Profile
+from thg.plans.plan import Plan
+from thg.plans.planners import DEFAULT_NFE, Choice, tapered
+from thg.plans.presets import PRESETS, preset
+from thg.profiles.profile import FORMAT as PROFILE_FORMAT
+from thg.profiles.profile import Profile
 
 
 def add_plan_argument(parser: argparse.ArgumentParser) -> None:

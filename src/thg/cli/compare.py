@@ -12,8 +12,8 @@ from thg.cli import files, pipelines
 from thg.cli.sampling import Sampled, mean_psnr, sample
 from thg.cli.sheet import Column, sheet
 from thg.errors import THGError
-from thg.planner import Choice
-from thg.presets import PRESETS, preset
+from thg.plans.planners import Choice
+from thg.plans.presets import PRESETS, preset
 
 BATCH = 16
 

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import wave
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from thg import __version__
 from thg.errors import THGError
+from thg.files import atomic_target
 
 
 def check_writable(path: Path) -> None:
@@ -31,16 +31,6 @@ def check_writable(path: Path) -> None:
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind not in Image.SAVE and path.suffix.lower() != ".wav":
         raise THGError(f"{path}: there is no format {path.suffix!r}; write -o {path.with_suffix('.png')}")
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Has `write` fill a temporary file beside the target, then moves it there in one step."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def numbered(path: Path, count: int) -> list[Path]:
@@ -65,7 +55,8 @@ def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:
     info = PngInfo()
     info.add_text("thg", json.dumps(how))
     options: dict[str, Any] = {"pnginfo": info} if path.suffix.lower() == ".png" else {}
-    write_atomically(path, lambda target: picture.save(target, **options))
+    with atomic_target(path) as target:
+        picture.save(target, **options)
 
 
 def save_sound(path: Path, sound: Any, rate: int) -> None:
@@ -73,25 +64,18 @@ def save_sound(path: Path, sound: Any, rate: int) -> None:
     samples = np.asarray(torch.as_tensor(sound).float().cpu().numpy() if isinstance(sound, torch.Tensor) else sound)
     samples = np.atleast_2d(samples.squeeze())  # (channels, length)
 
-    def write(target: Path) -> None:
-        with wave.open(str(target), "wb") as file:
-            file.setnchannels(samples.shape[0])
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
-
-    write_atomically(path, write)
+    with atomic_target(path) as target, wave.open(str(target), "wb") as file:
+        file.setnchannels(samples.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
 
 
 def save_frames(path: Path, frames: Any, fps: int = 8) -> None:
     """An animated GIF (or WebP) of the frames of a video."""
     pictures = [f if isinstance(f, Image.Image) else _picture(f) for f in frames]
-    write_atomically(
-        path,
-        lambda target: pictures[0].save(
-            target, save_all=True, append_images=pictures[1:], duration=1000 // fps, loop=0
-        ),
-    )
+    with atomic_target(path) as target:
+        pictures[0].save(target, save_all=True, append_images=pictures[1:], duration=1000 // fps, loop=0)
 
 
 def _picture(frame: Any) -> Image.Image:

@@ -8,12 +8,12 @@ from pathlib import Path
 from thg.cli.choice import read_plan
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
-from thg.guide import Run
-from thg.plan import MOST_STEPS, Plan
-from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE, tapered
-from thg.presets import PRESETS, preset
-from thg.profile import SHIPPED as SHIPPED_PROFILES
-from thg.profile import Profile
+from thg.plans.guide import Run
+from thg.plans.plan import MOST_STEPS, Plan
+from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, tapered
+from thg.plans.presets import PRESETS, preset
+from thg.profiles.profile import Profile
+from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
 
 SWEEP = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
 
@@ -80,7 +80,7 @@ def _profile(what: str | None) -> Profile | None:
     if what is None or what in PRESETS:
         return None
     if what in SHIPPED:
-        return Profile.load(SHIPPED_PROFILES / f"{what}.json")
+        return Profile.load(SHIPPED_PROFILES / what / "profile.json")
     path = Path(what)
     if not path.is_file():
         raise ProfileError(

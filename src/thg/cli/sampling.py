@@ -13,7 +13,7 @@ from PIL import Image
 
 from thg.adapter import Summary, disable, enable, summary
 from thg.errors import NonFiniteError, THGError
-from thg.planner import Choice
+from thg.plans.planners import Choice
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the lines of Python that load it as it was loaded here."""
     from thg.cli import pipelines
     from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
-    from thg.profile import Profile
+    from thg.profiles.profile import Profile
     from thg.studio.model import Model
 
     profile = Profile.load(args.profile) if args.profile else None

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from thg.errors import MissingExtraError, ProfileError
-from thg.plan import Plan
+from thg.files import write_atomically
+from thg.plans.plan import Plan
 from thg.plots.colours import HARE, TORTOISE
-from thg.profile import Moments, Profile, write_atomically
-from thg.profile_planner import output_weight
+from thg.profiles.noise import output_weight
+from thg.profiles.profile import Moments, Profile
 
 
 def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from thg.adapter import api
-from thg.plan import Plan
+from thg.plans.plan import Plan
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
 from thg.studio.media import Output, psnr

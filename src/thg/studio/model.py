@@ -10,12 +10,13 @@ import torch
 
 import thg
 from thg.adapter.identity import fingerprint
+from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
-from thg.guide import Run
 from thg.models.schedulers import Schedulers
-from thg.planner import DEFAULT_NFE
-from thg.profile import Profile, shipped_profile
-from thg.schedulers import scheduler_log_snr
+from thg.plans.guide import Run
+from thg.plans.planners import DEFAULT_NFE
+from thg.profiles.profile import Profile
+from thg.profiles.shipped import shipped_profile
 from thg.studio.specs import DefaultSpec, ProfileSpec
 
 Grid = tuple[tuple[float, ...], tuple[float, ...] | None]

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.guide import Run
-from thg.plan import Plan
-from thg.planner import DEFAULT_CORRECTOR, Fixed, Planner, tapered
-from thg.presets import PRESETS, preset
-from thg.profile import Moments, Profile
-from thg.profile_planner import NearProfile, far_from, output_weight
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
+from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planner, tapered
+from thg.plans.presets import PRESETS, preset
+from thg.profiles.noise import output_weight
+from thg.profiles.planner import far_from
+from thg.profiles.profile import Moments, Profile
+from thg.profiles.shipped import NearProfile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
 

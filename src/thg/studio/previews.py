@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thg.adapter.schedulers import read_schedule
 from thg.errors import THGError
-from thg.schedule import Schedule
+from thg.ode.schedule import Schedule
 from thg.studio.media import png
 
 SHARE = 0.25  # previews may take this share of the time
@@ -49,7 +50,7 @@ class Previews:
     def _heading_for(self, step: int, before: Tensor, after: Tensor) -> Tensor:
         if self._schedule is None:
             try:
-                self._schedule = Schedule.from_diffusers(self.pipe.scheduler)
+                self._schedule = read_schedule(self.pipe.scheduler)
             except THGError:  # a scheduler that the core cannot read: show the state as it is
                 return after
         alpha, sigma = self._schedule.alpha, self._schedule.sigma

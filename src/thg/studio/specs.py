@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from thg.planner import DEFAULT_CORRECTOR, DEFAULT_NFE
+from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE
 
 MAX_PROMPT = 1000
 MAX_STEPS = 150

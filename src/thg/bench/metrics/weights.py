@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -57,15 +54,3 @@ def sha256(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-@contextmanager
-def atomic_target(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` that takes its place when the block ends well, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.stem}.{uuid4().hex}{target.suffix}")
-    try:
-        yield part
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)

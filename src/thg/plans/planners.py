@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.guide import Guide, GuideMaker, HareGuide, Run
-from thg.plan import Plan
-from thg.presets import preset
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
+from thg.plans.plan import Plan
+from thg.plans.presets import preset
 
 DEFAULT_NFE = 0.65
 DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long

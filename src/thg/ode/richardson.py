@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.network import Denoiser, Network
-from thg.schedule import Node, Prediction, Schedule
-from thg.solvers import Solver, Track, advance, ddim, observe, step
+from thg.ode.network import Denoiser, Network
+from thg.ode.schedule import Node, Prediction, Schedule
+from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 
 Array = NDArray[np.float64]
 

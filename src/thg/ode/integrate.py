@@ -14,12 +14,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from thg import hare
 from thg.errors import PlanError
-from thg.network import Denoiser, Network, require_finite
-from thg.plan import Plan
-from thg.schedule import Schedule
-from thg.solvers import Solver, Track, advance, observe, step
+from thg.ode.network import Denoiser, Network, require_finite
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver, Track, advance, observe, step
+from thg.plans import hare
+from thg.plans.plan import Plan
 
 Form = Literal["predictor", "two-state"]
 
@@ -45,11 +45,11 @@ def sample(
     """Sample with the guidance term evaluated only where the plan says so.
 
     What most people set:
-        denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.network.Denoiser`.
+        denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.network.Denoiser`.
         x: the initial noise, batch first, at the noise level of `schedule.nodes[0]`.
         plan: where the unconditional branch is evaluated. Every step is plain CFG: `Plan(steps=N, coarse=range(N))`.
-        schedule: the fine grid, `Schedule.from_diffusers(scheduler)` for example.
-        solver: `thg.solvers.ddim()`, `solver_like(scheduler)`, ...
+        schedule: the fine grid, `thg.read_schedule(scheduler)` for one of diffusers.
+        solver: `thg.ode.solvers.ddim()`, `solver_like(scheduler)`, ...
         guidance_scale: w, as in diffusers.
 
     What few touch:

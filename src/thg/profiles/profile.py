@@ -10,26 +10,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from thg.errors import ProfileError
-from thg.schedule import Prediction
-
-if TYPE_CHECKING:
-    from thg.profile_planner import ProfilePlanner
+from thg.files import write_atomically
+from thg.ode.schedule import Prediction
+from thg.profiles.planner import Method, ProfilePlanner
 
 FORMAT = "thg-profile-1"
-SHIPPED = Path(__file__).parent / "profiles"
 LARGE = 20_000  # numbers; above it the arrays go to a file of their own
 
 Array = NDArray[np.float64]
-Method = Literal["optimal", "algorithm2"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +151,6 @@ class Profile:
                 corrector) and a budget thg's (order 2, with the corrector). The cutoff is a step of the profile's own
                 run, and moves with the noise level in a run of other length.
         """
-        from thg.profile_planner import ProfilePlanner
-
         return ProfilePlanner.checked(self, nfe, rho, method, hare_order, corrector, cutoff, boost)
 
     # -- merging
@@ -271,30 +265,6 @@ def _read_beside(path: Path) -> dict[str, Any]:
         return dict(load(path.read_bytes()))
     except (OSError, SafetensorError) as error:
         raise ProfileError(f"the arrays in {path.name} cannot be read: {error}") from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """The whole file or none of it, also when the process is killed meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def shipped_profile(network: str) -> Profile | None:
-    """The profile that thg ships of a network of this fingerprint, or None."""
-    for path in sorted(SHIPPED.glob("*.json")):
-        profile = Profile.load(path)
-        if profile.about.network == network:
-            return profile
-    return None
 
 
 # -- checks

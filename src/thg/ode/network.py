@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import NonFiniteError, PlanError
-from thg.schedule import Node, Schedule
+from thg.ode.schedule import Node, Schedule
 
 
 class Denoiser(Protocol):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thg.network import Denoiser
-from thg.schedule import Node, Schedule, content
+from thg.ode.network import Denoiser
+from thg.ode.schedule import Node, Schedule, content
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,29 +10,31 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.guide import Run
-from thg.optimal import optimal_grid
-from thg.plan import Plan
-from thg.planner import (
+from thg.ode.solvers import lagrange_weights
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
+from thg.plans.planners import (
     DEFAULT_CORRECTOR,
-    Planner,
     affordable,
     check_budget,
     look_before_you_leap,
     m_max,
-    tapered,
     whole_steps,
 )
-from thg.profile import Method, Profile, shipped_profile
-from thg.schedule import Node, Prediction, express
-from thg.solvers import lagrange_weights
+from thg.profiles.noise import noise_share, output_weight
+from thg.profiles.optimal import optimal_grid
+
+if TYPE_CHECKING:
+    from thg.profiles.profile import Profile
 
 Array = NDArray[np.float64]
+Method = Literal["optimal", "algorithm2"]
 
 FAR_STEPS = 2.5  # beyond this ratio of step counts, or of w-1, the measurement says little
 FAR_SCALE = 2.0
@@ -108,25 +110,6 @@ class Regridded:
     def step_at(self, place: float) -> int:
         """The first step of the run at or beyond a step of the profile's own grid."""
         return int(np.searchsorted(self.places, place - 1e-9))
-
-
-def noise_share(log_snr: object) -> Array:
-    """sigma / (alpha + sigma): the time of a flow model, bounded for all."""
-    with np.errstate(over="ignore"):
-        return np.asarray(1 / (1 + np.exp(np.asarray(log_snr, dtype=np.float64) / 2)))
-
-
-def state_at(prediction: Prediction, share: float) -> Node:
-    """alpha and sigma of the state that the network sees: unit variance, or the straight path of a flow model."""
-    share = min(max(float(share), 1e-6), 1 - 1e-6)
-    size = 1.0 if prediction == "flow" else math.hypot(share, 1 - share)
-    return Node(0.0, share, (1 - share) / size, share / size)
-
-
-def output_weight(prediction: Prediction, start: float, end: float) -> float:
-    """b of the first-order step x_s = a x_t + b output, between two noise levels."""
-    target = state_at(prediction, end)
-    return express(state_at(prediction, start), prediction, (target.alpha, target.sigma))[1]
 
 
 def _cubic(place: float, size: int) -> Array:
@@ -281,24 +264,3 @@ def _require_same_network(profile: Profile, run: Run) -> None:
             f"this profile was measured on the network {known} of {profile.about.pipeline}, and this pipeline has "
             f"{run.network}; calibrate it: thg.calibrate(pipe, prompts)"
         )
-
-
-# -- the default of a model that thg ships a profile of
-
-
-@dataclass(frozen=True, eq=False)
-class NearProfile:
-    """The profile's plan near what was measured, the default of unmeasured models elsewhere."""
-
-    near: ProfilePlanner
-    nfe: float
-
-    def plan(self, run: Run) -> Plan:
-        planner: Planner = tapered(self.nfe) if far_from(self.near.profile, run) else self.near
-        return planner.plan(run)
-
-
-def shipped_planner(network: str, nfe: float) -> Planner | None:
-    """The planner for a network that thg ships a profile of; None for any other."""
-    profile = shipped_profile(network)
-    return None if profile is None else NearProfile(profile.planner(nfe=nfe), nfe)

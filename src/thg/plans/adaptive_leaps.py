@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from thg import hare
 from thg.errors import PlanError
-from thg.guide import Run, Term
-from thg.plan import Plan
+from thg.plans import hare
+from thg.plans.guide import Run, Term
+from thg.plans.plan import Plan
 
 LONGEST = 8  # steps of a leap
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -164,7 +164,7 @@ class TableCurve:
 class Schedule:
     """The fine grid of one run: t_0 ... t_N with alpha and sigma at each, and everything in between.
 
-    What most people call: `Schedule.from_diffusers(scheduler)`, `Schedule.from_betas(betas, steps)` or
+    What most people call: `Schedule.from_betas(betas, steps)` or
     `Schedule.flow(steps)`; then `thg.sample(..., schedule, ...)`.
 
     What few touch:
@@ -251,17 +251,6 @@ class Schedule:
         sigma = np.linspace(1.0, 0.0, steps + 1)
         sigma = shift * sigma / (1 + (shift - 1) * sigma)
         return cls.on_curve(FlowCurve(horizon), sigma * horizon, prediction="flow")
-
-    @staticmethod
-    def from_diffusers(scheduler: Any) -> Schedule:
-        """The grid of a diffusers scheduler, as its last `set_timesteps` left it.
-
-        Reads DDIM, PNDM (with skip_prk_steps), Euler, LMS, DPMSolverMultistep, DPMSolverSinglestep, UniPC, DEIS and
-        FlowMatchEuler, with whatever spacing, offset, shift or sigmas they were given.
-        """
-        from thg.schedulers import read_schedule
-
-        return read_schedule(scheduler)
 
     # -- the grid
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.schedule import Array, FlowCurve, Node, NoiseCurve, Prediction, Schedule, TableCurve, log_snr
+from thg.ode.schedule import Array, FlowCurve, Node, NoiseCurve, Prediction, Schedule, TableCurve, log_snr
 
 READABLE = (
     "DDIMScheduler",
@@ -52,7 +52,11 @@ def adds_noise(scheduler: Any) -> bool:
 
 
 def read_schedule(scheduler: Any) -> Schedule:
-    """`Schedule.from_diffusers`."""
+    """The grid of a diffusers scheduler, as its last `set_timesteps` left it.
+
+    Reads DDIM, PNDM (with skip_prk_steps), Euler, LMS, DPMSolverMultistep, DPMSolverSinglestep, UniPC, DEIS and
+    FlowMatchEuler, with whatever spacing, offset, shift or sigmas they were given.
+    """
     name = _readable_class(scheduler)
     if name in ("DDIMScheduler", "PNDMScheduler"):
         return _from_alphas(scheduler)

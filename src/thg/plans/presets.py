@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thg.errors import PlanError
-from thg.plan import Plan
+from thg.plans.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from thg import hare
-from thg.plan import Plan
+from thg.plans import hare
+from thg.plans.plan import Plan
 
 Term = tuple[Tensor, ...]
 

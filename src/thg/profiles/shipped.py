@@ -1,0 +1,41 @@
+"""The profiles of the models in the package, each beside the weights that it was measured on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
+from thg.plans.planners import Planner, tapered
+from thg.profiles.planner import ProfilePlanner, far_from
+from thg.profiles.profile import Profile
+
+SHIPPED = Path(__file__).parent.parent / "models"
+
+
+def shipped_profile(network: str) -> Profile | None:
+    """The profile that thg ships of a network of this fingerprint, or None."""
+    for path in sorted(SHIPPED.glob("*/profile.json")):
+        profile = Profile.load(path)
+        if profile.about.network == network:
+            return profile
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class NearProfile:
+    """The profile's plan near what was measured, the default of unmeasured models elsewhere."""
+
+    near: ProfilePlanner
+    nfe: float
+
+    def plan(self, run: Run) -> Plan:
+        planner: Planner = tapered(self.nfe) if far_from(self.near.profile, run) else self.near
+        return planner.plan(run)
+
+
+def shipped_planner(network: str, nfe: float) -> Planner | None:
+    """The planner for a network that thg ships a profile of; None for any other."""
+    profile = shipped_profile(network)
+    return None if profile is None else NearProfile(profile.planner(nfe=nfe), nfe)
