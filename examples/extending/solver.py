@@ -27,7 +27,7 @@ POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 @dataclass(frozen=True)
 class ExponentialMultistep:
-    """A solver says four things about itself and gives the coefficients of a step; `thg.solvers` does the rest."""
+    """A solver says four things about itself and gives the coefficients of a step; `thg.ode.solvers` does the rest."""
 
     order: int = 3
 

@@ -23,7 +23,7 @@ from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusio
 from thg.adapter.schedulers import read_schedule
 from thg.calibration.run import sample_seed
 from thg.ode.integrate import sample
-from thg.ode.richardson import richardson, richardson_first_order
+from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
 from thg.profiles.noise import output_weight
 
@@ -60,8 +60,8 @@ def test_the_short_form_is_algorithm_3(scheduler, prediction_type):
     pipe.scheduler.set_timesteps(STEPS)
     schedule = read_schedule(pipe.scheduler)
     arguments = (denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule)
-    long = richardson(*arguments, ddim(), guidance_scale=SCALE)
-    short = richardson_first_order(*arguments, guidance_scale=SCALE)
+    long = error_constants(*arguments, ddim(), guidance_scale=SCALE)
+    short = error_constants_first_order(*arguments, guidance_scale=SCALE)
     ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
     np.testing.assert_allclose(ours, (long.hare / long.tortoise)[:-1, 0], rtol=2e-2)
     np.testing.assert_allclose(ours, (short.hare / short.tortoise)[:-1, 0], rtol=2e-2)
@@ -76,7 +76,9 @@ def test_a_second_order_solver_is_judged_by_second_differences():
     assert profile.about.order == 2
     pipe.scheduler.set_timesteps(16)
     schedule = read_schedule(pipe.scheduler)
-    general = richardson(denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule, lms(2), guidance_scale=SCALE)
+    general = error_constants(
+        denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule, lms(2), guidance_scale=SCALE
+    )
     ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
     theirs = (general.hare / general.tortoise)[:-1, 0]
     assert np.median(np.abs(np.log(ours[2:] / theirs[2:]))) < np.log(1.6)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from thg import Plan, PlanError, hare
+from thg import Plan, PlanError
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import ddim, lagrange_weights
+from thg.plans import hare
 from thg.profiles.noise import noise_share, output_weight, state_at
 from thg.profiles.optimal import leap_costs, optimal_grid
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thg import Plan, hare
+from thg import Plan
+from thg.plans import hare
 from thg.plans.guide import HareGuide, Run
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, exact_flow, mixture, noise, schedule
-from thg.ode.richardson import richardson, richardson_first_order
+from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Track, ddim, step
 
 
 def run(grid, solver, model=None):
-    return richardson((model or mixture()).denoiser(grid, LABEL), noise(), grid, solver, guidance_scale=GUIDANCE)
+    return error_constants((model or mixture()).denoiser(grid, LABEL), noise(), grid, solver, guidance_scale=GUIDANCE)
 
 
 def true_local_errors(grid, solver, at):
@@ -51,8 +51,8 @@ def test_the_estimate_over_the_true_local_error_tends_to_one(name):
 )
 def test_the_first_order_short_form_is_the_general_form(grid):
     model = mixture().denoiser(grid, LABEL)
-    general = richardson(model, noise(), grid, ddim(), guidance_scale=GUIDANCE)
-    short = richardson_first_order(model, noise(), grid, guidance_scale=GUIDANCE)
+    general = error_constants(model, noise(), grid, ddim(), guidance_scale=GUIDANCE)
+    short = error_constants_first_order(model, noise(), grid, guidance_scale=GUIDANCE)
     assert np.allclose(short.tortoise, general.tortoise, rtol=1e-6, atol=1e-12)
     assert np.allclose(short.hare, general.hare, rtol=1e-6, atol=1e-12)
 
@@ -68,7 +68,7 @@ def test_the_ratio_needs_no_schedule():
         seen[conditional].append(output)
         return output
 
-    constants = richardson_first_order(spy, noise(), grid, guidance_scale=GUIDANCE)
+    constants = error_constants_first_order(spy, noise(), grid, guidance_scale=GUIDANCE)
     e_c, d = seen[True], [c - u for c, u in zip(seen[True], seen[False], strict=True)]
     for i in range(10):
         tortoise = (e_c[2 * i] - e_c[2 * i + 1]).norm(dim=1)
@@ -81,7 +81,7 @@ def test_means_are_means_of_norms_per_step():
     assert constants.tortoise.shape == constants.hare.shape == (12, 4)
     assert np.allclose(constants.hare_mean, constants.hare.mean(axis=1))
     assert np.allclose(constants.tortoise_std, constants.tortoise.std(axis=1))
-    alone = richardson_first_order(
+    alone = error_constants_first_order(
         mixture().denoiser(schedule(12), LABEL), noise()[2:3], schedule(12), guidance_scale=GUIDANCE
     )
     assert np.allclose(alone.tortoise[:, 0], constants.tortoise[:, 2])
@@ -98,7 +98,7 @@ def test_every_step_gets_a_constant_along_the_cfg_trajectory(name, steps):
         calls.append(t)
         return model(x, t, conditional)
 
-    constants = richardson(counting, noise(), grid, SOLVERS[name], guidance_scale=GUIDANCE)
+    constants = error_constants(counting, noise(), grid, SOLVERS[name], guidance_scale=GUIDANCE)
     assert constants.tortoise.shape[0] == steps
     assert np.all(constants.tortoise > 0)
     assert np.all(constants.hare > 0)

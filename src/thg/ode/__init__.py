@@ -1,0 +1,40 @@
+"""The guided ODE without diffusers: noise schedules, solvers, Algorithm 1 (`sample`) and Algorithm 3."""
+
+from thg.ode.integrate import Sampled, sample
+from thg.ode.mixture import GaussianMixture
+from thg.ode.network import Denoiser
+from thg.ode.richardson import ErrorConstants, error_constants, error_constants_first_order
+from thg.ode.schedule import Node, Schedule, express
+from thg.ode.solvers import (
+    DPMSolver2,
+    LinearMultistep,
+    Solver,
+    ddim,
+    dpm_multistep,
+    dpm_singlestep,
+    euler,
+    lms,
+    plms,
+)
+
+__all__ = [
+    "DPMSolver2",
+    "Denoiser",
+    "ErrorConstants",
+    "GaussianMixture",
+    "LinearMultistep",
+    "Node",
+    "Sampled",
+    "Schedule",
+    "Solver",
+    "ddim",
+    "dpm_multistep",
+    "dpm_singlestep",
+    "error_constants",
+    "error_constants_first_order",
+    "euler",
+    "express",
+    "lms",
+    "plms",
+    "sample",
+]

@@ -55,7 +55,7 @@ class ErrorConstants:
         return self.tortoise / share, self.hare / share
 
 
-def richardson(
+def error_constants(
     denoiser: Denoiser, x: Tensor, schedule: Schedule, solver: Solver, *, guidance_scale: float
 ) -> ErrorConstants:
     """Algorithm 3 with any solver: four evaluations per step, along the CFG trajectory.
@@ -85,7 +85,7 @@ def richardson(
     return _constants(norms, solver)
 
 
-def richardson_first_order(
+def error_constants_first_order(
     denoiser: Denoiser, x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> ErrorConstants:
     """Algorithm 3 for a first-order solver, in short.

@@ -2,7 +2,7 @@
 
 A state is `x = alpha * x0 + sigma * eps`. This module knows alpha and sigma on the fine grid t_0 ... t_N of a run and
 at any time in between, and how the four kinds of network output (eps, v, x0, flow) follow from one another. It knows
-nothing of solvers, plans or guidance; `thg.schedulers` reads the schedulers of diffusers.
+nothing of solvers, plans or guidance; `thg.read_schedule` reads the schedulers of diffusers.
 """
 
 from __future__ import annotations

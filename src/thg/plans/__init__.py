@@ -1,0 +1,22 @@
+"""Plans, the planners that make them, and the guides that follow them. Knows nothing of schedules or networks."""
+
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
+from thg.plans.plan import Plan
+from thg.plans.planners import Planner, look_before_you_leap, m_max, tapered, uniform
+from thg.plans.presets import PRESETS, Preset, preset
+
+__all__ = [
+    "PRESETS",
+    "Guide",
+    "GuideMaker",
+    "HareGuide",
+    "Plan",
+    "Planner",
+    "Preset",
+    "Run",
+    "look_before_you_leap",
+    "m_max",
+    "preset",
+    "tapered",
+    "uniform",
+]
