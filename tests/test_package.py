@@ -1,6 +1,10 @@
 """The package as a whole: its public names, its import direction, and that it works without diffusers."""
 
 import ast
+import graphlib
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import thg
+from thg import errors
 
 SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "distribution"},
     {"plans"},
     {"ode"},
     {"profiles"},
@@ -63,20 +68,58 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
 }
 
 
+LAZY = {  # third-party packages that not every installation has: imported where they are used
+    "accelerate",
+    "cache_dit",
+    "datasets",
+    "DeepCache",
+    "diffusers",
+    "fastapi",
+    "matplotlib",
+    "PIL",
+    "safetensors",
+    "scipy",
+    "starlette",
+    "tqdm",
+    "transformers",
+    "uvicorn",
+}
+
+
 def _modules():
     for path in sorted(SOURCE.rglob("*.py")):
         relative = path.relative_to(SOURCE)
         yield path, relative.with_suffix("").parts[0]
 
 
+def _runtime(tree):
+    """The tree without what is imported for annotations only."""
+    for node in ast.walk(tree):
+        for name, block in ast.iter_fields(node):
+            if isinstance(block, list):
+                kept = [n for n in block if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
+                setattr(node, name, kept)
+    return tree
+
+
+def _names(node):
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def _imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            if node.module == "thg":
-                yield from (f"thg.{alias.name}" for alias in node.names)
+    for node in ast.walk(_runtime(ast.parse(path.read_text()))):
+        yield from _names(node)
+
+
+def _imports_in_functions(path):
+    for node in ast.walk(_runtime(ast.parse(path.read_text()))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for inner in ast.walk(node):
+                yield from _names(inner)
 
 
 def test_import_direction():
@@ -90,6 +133,43 @@ def test_import_direction():
             if parts[0] == "thg" and len(parts) > 1 and RANK.get(parts[1], -1) > RANK[layer]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports {name}")
     assert not wrong
+
+
+def test_no_import_cycles():
+    """Not within a layer either; a package's __init__ counts as its door, not as one of its rooms."""
+    paths = {_dotted(path): path for path, _ in _modules() if path.name not in ("__init__.py", "__main__.py")}
+    graph = {module: sorted({name for name in _imports(path) if name in paths}) for module, path in paths.items()}
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(f"an import cycle: {' <- '.join(error.args[1])}") from None
+
+
+def _dotted(path):
+    return ".".join(("thg", *path.relative_to(SOURCE).parts)).removesuffix(".py")
+
+
+def test_imports_stand_at_the_top_of_a_module():
+    """Except for optional dependencies."""
+    wrong = [
+        f"{path.relative_to(SOURCE)} imports {name} inside a function"
+        for path, _ in _modules()
+        for name in _imports_in_functions(path)
+        if name.split(".")[0] not in LAZY
+    ]
+    assert not wrong
+
+
+def test_no_name_hides_a_module():
+    """`from thg.plans.x import x` in a package would make `thg.plans.x.x` an error."""
+    hidden = []
+    for folder in [SOURCE, *(path.parent for path in SOURCE.rglob("__init__.py"))]:
+        package = importlib.import_module(_dotted(folder))
+        for found in pkgutil.iter_modules([str(folder)]):
+            value = getattr(package, found.name, None)
+            if value is not None and not inspect.ismodule(value):
+                hidden.append(f"{package.__name__}.{found.name}")
+    assert not hidden
 
 
 def test_the_core_imports_torch_and_numpy_only():
@@ -129,8 +209,6 @@ print(seconds)
 
 
 def test_every_error_is_a_thg_error():
-    from thg import errors
-
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     assert len(classes) >= 8
     assert all(issubclass(cls, thg.THGError) for cls in classes)

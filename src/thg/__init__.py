@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from thg.distribution import __version__
 from thg.errors import (
     ConcurrentRunError,
     MissingExtraError,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate
     from thg.models import shipped_pipeline
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "Batched": "thg.adapter",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
@@ -11,27 +10,19 @@ from pathlib import Path
 import torch
 
 import thg
-
-PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "DeepCache", "cache-dit")
+from thg.distribution import versions
 
 
 def environment(device: str) -> dict[str, str]:
     """What a reader needs to judge a number, as texts."""
     found = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "thg": thg.__version__,
         "commit": _commit(),
-        "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": _device(device),
         "threads": str(torch.get_num_threads()),
     }
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | versions()
 
 
 def _device(device: str) -> str:

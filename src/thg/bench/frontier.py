@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 
 from thg.bench.measure import Row
-from thg.errors import MissingExtraError
+from thg.distribution import missing
 from thg.files import write_atomically
 from thg.plots.colours import HARE, TORTOISE
 
@@ -39,7 +39,7 @@ def draw_frontier(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError("the frontier plot needs matplotlib: pip install 'thg[plots]'") from error
+        raise missing("the frontier plot", "plots") from error
     families: dict[tuple[bool, str, str], list[tuple[float, float]]] = {}
     for row, value in points:
         assert row.nfe is not None

@@ -12,9 +12,11 @@ from typing import Any
 from thg.adapter import enabled, summary
 from thg.bench.errors import ConfigError
 from thg.bench.methods import Counted, Pilot, Policy
+from thg.calibration import calibrate
 from thg.errors import PlanError
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
+from thg.profiles.profile import Profile
 
 SENSITIVITY = 8
 """Samples for the sensitivity curve, which the optimal planner needs and Algorithm 2 does not."""
@@ -57,14 +59,10 @@ class Calibrated(Policy):
             yield lambda size: [float(summary(pipe).nfe)] * size
 
     def _from_file(self, steps: int, guidance_scale: float) -> Plan:
-        from thg.profiles.profile import Profile
-
         assert self.profile is not None
         return Profile.load(self.profile).planner(**self.planner).plan(Run.of(steps, guidance_scale))
 
     def _measured(self, pilot: Pilot) -> Plan:
-        from thg.calibration import calibrate
-
         if len(pilot.prompts) < self.calibrate:
             raise ConfigError(
                 f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"

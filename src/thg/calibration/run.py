@@ -22,6 +22,7 @@ from thg.adapter.identity import fingerprint
 from thg.calibration.grid import NoiseGrid
 from thg.calibration.record import Held, Recorder
 from thg.calibration.shards import Rows, Shards
+from thg.distribution import versions
 from thg.errors import ProfileError
 from thg.ode.schedule import Prediction
 from thg.plans.guide import Guide, Run
@@ -239,7 +240,7 @@ class _Work:
             guidance_scale=self.guidance_scale,
             seed=self.seed,
             date=shards.date,
-            versions=_versions(),
+            versions=versions(),
         )
         survival = shards.rows("sensitivity")
         return Profile(
@@ -280,14 +281,6 @@ def sample_seed(seed: int, index: int) -> int:
 def _model_name(pipe: Any) -> str:
     """The last part of where the model came from, without anybody's folders in it."""
     return Path(str(getattr(pipe, "name_or_path", "") or "")).name
-
-
-def _versions() -> dict[str, str]:
-    import diffusers
-
-    from thg import __version__
-
-    return {"thg": __version__, "diffusers": diffusers.__version__, "torch": str(torch.__version__)}
 
 
 # -- processes, progress

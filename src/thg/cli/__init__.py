@@ -10,8 +10,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from thg import __version__
+from thg.distribution import __version__, missing_module
 from thg.errors import THGError
 
 COMMANDS = {
@@ -55,7 +56,7 @@ def _run(argv: list[str], called: str | None) -> int:
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
         if name == called:
-            module = importlib.import_module(f"thg.cli.{name}")
+            module = _module(name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
@@ -63,3 +64,10 @@ def _run(argv: list[str], called: str | None) -> int:
         parser.print_help()
         return 0
     return int(args.run(args) or 0)
+
+
+def _module(command: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"thg.cli.{command}")
+    except ModuleNotFoundError as error:
+        raise missing_module(f"thg {command}", error) from error

@@ -6,6 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from thg.bench.config import SHIPPED_CONFIG, load_config, override
+from thg.bench.measure import missing_samples
+from thg.bench.report import write_report
+from thg.bench.runner import find_shard, generate
+from thg.bench.store import RunFolder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="what to run, as TOML (default: the shipped model)")
@@ -21,12 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from thg.bench.config import SHIPPED_CONFIG, load_config, override
-    from thg.bench.measure import missing_samples
-    from thg.bench.report import write_report
-    from thg.bench.runner import find_shard, generate
-    from thg.bench.store import RunFolder
-
     config = load_config(args.config or SHIPPED_CONFIG)
     config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"

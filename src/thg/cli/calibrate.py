@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from thg.bench.data import read_prompts
 from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import pipelines
@@ -69,8 +70,6 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if args.samples is not None and args.samples < 1:
         raise ProfileError(f"--samples must be at least 1, not {args.samples}")
     if args.prompts is not None:
-        from thg.bench.data import read_prompts
-
         return read_prompts(args.prompts, args.column, args.samples)
     if args.model in pipelines.SHIPPED:
         return shipped_prompts(args.samples or SHIPPED_SAMPLES)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from thg.cli import files, pipelines
 from thg.cli.sampling import Sampled, mean_psnr, sample
 from thg.cli.sheet import Column, sheet
+from thg.distribution import versions
 from thg.errors import THGError
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
     columns = compare(pipe, args, prompts, seeds)
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
-    how = {"prompts": prompts, "seeds": seeds, "steps": pipelines.default_steps(args), "versions": files.versions()}
+    how = {"prompts": prompts, "seeds": seeds, "steps": pipelines.default_steps(args), "versions": versions()}
     files.save_picture(args.out, sheet(labels, columns), how)
     for column in columns:
         print(f"{column.title:24s} {column.caption}")

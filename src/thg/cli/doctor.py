@@ -12,15 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thg import __version__
+from thg.distribution import EXTRAS, __version__, install_line
+from thg.models import ShippedName, shipped_path
 
-EXTRAS = {
-    "diffusers": ("diffusers", "transformers", "accelerate", "PIL"),
-    "metrics": ("scipy",),
-    "plots": ("matplotlib",),
-    "studio": ("fastapi", "uvicorn"),
-    "datasets": ("datasets",),
-}
 # Imported in a process of their own: a CUDA build of these beside another torch breaks transformers with them.
 FRAGILE = ("torchvision", "torchaudio")
 
@@ -69,7 +63,7 @@ def _extras() -> list[Finding]:
 def _extra(name: str, modules: tuple[str, ...]) -> Finding:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        return Finding(f"extra {name}", f"{', '.join(missing)} not there: pip install 'thg[{name}]'", None)
+        return Finding(f"extra {name}", f"{', '.join(missing)} not there: {install_line(name)}", None)
     shown = [f"{module} {_version(module)}" for module in modules if module != "PIL"]
     return Finding(f"extra {name}", ", ".join(shown))
 
@@ -98,8 +92,6 @@ def _fragile() -> list[Finding]:
 
 
 def _shipped() -> list[Finding]:
-    from thg.models import ShippedName, shipped_path
-
     names: tuple[ShippedName, ...] = ("eps", "flow")
     found = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import wave
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from thg import __version__
 from thg.errors import THGError
 from thg.files import atomic_target
 
@@ -36,18 +34,6 @@ def check_writable(path: Path) -> None:
 def numbered(path: Path, count: int) -> list[Path]:
     """The path itself for one result, name-0.png, name-1.png, ... for several."""
     return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    import diffusers
-
-    return {
-        "thg": __version__,
-        "diffusers": diffusers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:

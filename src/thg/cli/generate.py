@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from thg.bench.data import read_prompts as read_file
 from thg.cli import files, pipelines
 from thg.cli.choice import add_plan_argument, chosen_plan
 from thg.cli.sampling import Sampled, sample
+from thg.distribution import versions
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
 
@@ -45,8 +47,6 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts of the command line and of the file."""
     prompts = list(args.prompt)
     if args.prompts is not None:
-        from thg.bench.data import read_prompts as read_file
-
         prompts += list(read_file(args.prompts))
     if not prompts:
         raise THGError('there is no prompt; write thg generate "a dark ankle boot", or --prompts FILE')
@@ -62,6 +62,6 @@ def _save(out: Path, done: Sampled, prompts: list[str], seeds: list[int], how: d
         elif done.kind == "video":
             files.save_frames(path, item)
         else:
-            about = {**how, "prompt": prompt, "seed": seed, "nfe": done.nfe, "versions": files.versions()}
+            about = {**how, "prompt": prompt, "seed": seed, "nfe": done.nfe, "versions": versions()}
             files.save_picture(path, item, {**about, "plan": plan.to_dict() if plan is not None else None})
     return paths

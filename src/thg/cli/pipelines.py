@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import torch
 
-from thg.errors import MissingExtraError, THGError
+from thg.distribution import missing
+from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
 from thg.models.pretrained import pretrained
 from thg.models.schedulers import Schedulers
@@ -108,7 +109,7 @@ def _quiet() -> None:
         import diffusers
         import transformers
     except ImportError as error:
-        raise MissingExtraError("this command needs diffusers; write pip install 'thg[diffusers]'") from error
+        raise missing("this command", "diffusers") from error
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

@@ -12,6 +12,7 @@ from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS, Plan
 from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, tapered
 from thg.plans.presets import PRESETS, preset
+from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
 
@@ -60,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args, profile)
     print(plan.to_json() if args.json else _shown(plan, profile))
     if args.plot is not None:
-        from thg.plots.profile import plot_profile
-
         assert profile is not None
         plot_profile(profile, plan, args.plot)
     return 0

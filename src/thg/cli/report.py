@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from thg.bench.report import rebuild_report
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
@@ -12,8 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from thg.bench.report import rebuild_report
-
     print(rebuild_report(args.folder, args.device))
     print(f"\nThe report is in {args.folder / 'report.md'}")
     return 0

@@ -8,13 +8,18 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from thg.errors import MissingExtraError, THGError
+import uvicorn
 
-if TYPE_CHECKING:
-    from thg.studio.gate import Gate
-    from thg.studio.model import Model
+from thg.cli import pipelines
+from thg.cli.pipelines import DTYPES
+from thg.errors import THGError
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+from thg.profiles.profile import Profile
+from thg.studio.app import create_app
+from thg.studio.engine import Engine
+from thg.studio.gate import Gate
+from thg.studio.model import Model
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -22,8 +27,6 @@ PORT = 7861
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from thg.cli.pipelines import DTYPES
-
     parser.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
     parser.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
     parser.add_argument(
@@ -39,15 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("the studio needs fastapi and uvicorn; write pip install 'thg[studio]'") from error
     with _listen(args.host or LOOPBACK, args.port) as listener:
-        from thg.studio.app import create_app
-        from thg.studio.engine import Engine
-
         engine = Engine(load(args))
         token = secrets.token_urlsafe(16) if args.host else None
         name = socket.gethostname() if args.host in EVERYWHERE else args.host
@@ -64,11 +59,6 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the lines of Python that load it as it was loaded here."""
-    from thg.cli import pipelines
-    from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
-    from thg.profiles.profile import Profile
-    from thg.studio.model import Model
-
     profile = Profile.load(args.profile) if args.profile else None
     shipped = args.model in pipelines.SHIPPED
     _say(f"loading {'the shipped model ' if shipped else ''}{args.model} ...")
@@ -117,8 +107,6 @@ def _address(host: str, port: int, token: str | None) -> str:
 
 
 def _serve(app: Gate, listener: socket.socket, ready: Callable[[], None]) -> None:
-    import uvicorn
-
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import torch
 from safetensors import SafetensorError
 
+from thg.distribution import missing
 from thg.errors import MissingExtraError, THGError
 from thg.models.garments import EXAMPLE_PROMPTS, GARMENTS, TONES, benchmark_prompts, prompt_for
 
@@ -71,7 +72,7 @@ def load_folder(
         import diffusers
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("the shipped models need diffusers; write pip install 'thg[diffusers]'") from error
+        raise missing("a shipped model", "diffusers") from error
     left_out: dict[str, Any] = {part: None for part, origin in index.items() if origin == [None, None]}
     try:
         pipeline_class: Any = getattr(diffusers, index["_class_name"])

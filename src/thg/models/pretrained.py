@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
+from thg.distribution import missing
+from thg.errors import THGError, UnsupportedPipelineError
 
 
 def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, leave_out: Iterable[str] = ()) -> Any:
@@ -23,7 +24,7 @@ def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, l
     try:
         from diffusers import DiffusionPipeline
     except ImportError as error:
-        raise MissingExtraError("loading a model needs diffusers; write pip install 'thg[diffusers]'") from error
+        raise missing("loading a model", "diffusers") from error
     absent = dict.fromkeys([*leave_out, *_saved_without(Path(source))])
     try:
         with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""Plots; they need matplotlib: pip install 'thg[plots]'."""
+"""Plots; they need the extra `plots` (matplotlib)."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from thg.errors import MissingExtraError, ProfileError
+from thg.distribution import missing
+from thg.errors import ProfileError
 from thg.files import write_atomically
 from thg.plans.plan import Plan
 from thg.plots.colours import HARE, TORTOISE
@@ -24,7 +25,7 @@ def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
         matplotlib.use("Agg")
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtraError("plots need matplotlib; write pip install 'thg[plots]'") from error
+        raise missing("a plot", "plots") from error
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     rates, bounds, grid_a, grid_b = figure.subplots(2, 2, height_ratios=(8, 1)).flat
     steps = np.arange(profile.steps - 1)

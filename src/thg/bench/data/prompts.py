@@ -10,7 +10,7 @@ from typing import Any
 
 from thg.bench.data.errors import DataError
 from thg.bench.data.table import LINE_END, read_table
-from thg.errors import MissingExtraError
+from thg.distribution import missing
 
 USUAL_COLUMNS = ("prompt", "caption", "text")
 """Taken, in any case of letters, when no column is named."""
@@ -46,7 +46,7 @@ def hub_prompts(name: str, column: str | None = None, count: int | None = None, 
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise MissingExtraError(f"reading the dataset {name} needs: pip install 'thg[datasets]'") from error
+        raise missing(f"reading the dataset {name}", "datasets") from error
     try:
         dataset: Any = load_dataset(name, split=split, streaming=True)
         columns = list(dataset.features or next(iter(dataset)))

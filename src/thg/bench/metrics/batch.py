@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from thg.errors import MissingExtraError, NonFiniteError, THGError
+from thg.distribution import missing
+from thg.errors import NonFiniteError, THGError
 
 RANGE_SLACK = 1e-3
 """How far outside [0, 1] a decoder's rounding may put a pixel."""
@@ -86,7 +87,7 @@ class Batch:
         try:
             from scipy.signal import resample_poly
         except ImportError as error:
-            raise MissingExtraError("resampling sounds needs scipy: pip install 'thg[metrics]'") from error
+            raise missing("resampling sounds", "metrics") from error
         shared = gcd(rate, self.sample_rate)
         resampled = resample_poly(sounds.numpy(), rate // shared, self.sample_rate // shared, axis=-1)
         return torch.from_numpy(np.ascontiguousarray(resampled, dtype=np.float32))

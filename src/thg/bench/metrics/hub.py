@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thg.distribution import missing
 from thg.errors import MissingExtraError
 
 
@@ -15,7 +16,7 @@ def transformers_class(name: str, metric: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"{metric} needs transformers: pip install 'thg[metrics]'") from error
+        raise missing(metric, "diffusers") from error
     return getattr(transformers, name)
 
 

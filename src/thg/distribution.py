@@ -1,0 +1,51 @@
+"""The distribution: its name on package indexes, its version, its extras, and the line that installs them.
+
+The name differs from the import name: `thg` on PyPI is another project.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+from thg.errors import MissingExtraError
+
+NAME = "tortoise-hare-guidance"
+__version__ = "0.2.0.dev0"
+
+EXTRAS = {  # extra -> what can be imported with it
+    "diffusers": ("diffusers", "transformers", "accelerate", "PIL", "tqdm"),
+    "metrics": ("scipy",),
+    "plots": ("matplotlib",),
+    "studio": ("fastapi", "uvicorn"),
+    "datasets": ("datasets",),
+}
+
+
+def install_line(extra: str) -> str:
+    """What to write to get an extra."""
+    return f"pip install '{NAME}[{extra}]' (in a clone: pip install '.[{extra}]')"
+
+
+def missing(what: str, extra: str) -> MissingExtraError:
+    """The error of something that needs an extra which is not installed. what: such as "the studio"."""
+    needed = " and ".join(EXTRAS[extra])
+    return MissingExtraError(f"{what} needs {needed}; write {install_line(extra)}")
+
+
+def missing_module(what: str, error: ModuleNotFoundError) -> ImportError:
+    """The same of a failed import: names the extra that the module comes with. Any other module's error is returned."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return error if extra is None else missing(what, extra)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"thg": __version__, "python": platform.python_version()}
+    for package in ("torch", "diffusers", "transformers", "accelerate", "numpy", "DeepCache", "cache-dit"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
