@@ -1,4 +1,4 @@
-"""The models in the box: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
+"""The shipped models: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
 
 This module knows where their files are and how to load them as genuine diffusers pipelines, offline. How they were made
 is in `training/`, how good they are in the README beside this file.
@@ -40,7 +40,7 @@ DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
 """The guidance scale at which each model is meant to be used, and was measured."""
 
 DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}}
-"""More arguments for the call of each: "flow" has no T5, and pads with zeros that only cost time."""
+"""More arguments for the call of each: "flow" has no T5, and its padding only costs time."""
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:
@@ -66,7 +66,7 @@ def shipped_pipeline(
 def load_folder(
     folder: Path, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
 ) -> DiffusionPipeline:
-    """Load a pipeline from a folder that `training.export` wrote, with an error of one line if that is not possible."""
+    """Load a pipeline from a folder that `training.export` wrote, or raise a one-line error."""
     index = _read_index(folder)
     try:
         import diffusers

@@ -1,4 +1,4 @@
-"""Loading the pipelines of others: a hub id or a folder that `save_pretrained` wrote. Weights are safetensors only."""
+"""Loads a pipeline from a hub id or a folder that `save_pretrained` wrote. Weights are safetensors only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thg.errors import THGError, UnsupportedPipelineError
 
 
 def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, leave_out: Iterable[str] = ()) -> Any:
-    """The pipeline, with an error of one line if it cannot be loaded.
+    """The pipeline, or a one-line error if it cannot be loaded.
 
     - `variant`: of the weight files, such as "fp16".
-    - `leave_out`: components to go without, such as "safety_checker". Those that a folder was saved without are left
+    - `leave_out`: components not to load, such as "safety_checker". Those that a folder was saved without are left
       out anyway.
     """
     try:
@@ -54,7 +54,7 @@ def _saved_without(folder: Path) -> list[str]:
 
 
 def sampling_rate(pipe: Any) -> int:
-    """Of the sounds that a pipeline makes."""
+    """The sampling rate of the sounds that a pipeline makes."""
     for part in (getattr(pipe, "vocoder", None), getattr(pipe, "vae", None)):
         rate = getattr(getattr(part, "config", None), "sampling_rate", None)
         if rate:

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def noise_share(log_snr: object) -> Array:
-    """sigma / (alpha + sigma): the time of a flow model, bounded for all."""
+    """sigma / (alpha + sigma): in [0, 1] for every model, and the time of a flow model."""
     with np.errstate(over="ignore"):
         return np.asarray(1 / (1 + np.exp(np.asarray(log_snr, dtype=np.float64) / 2)))
 

@@ -91,7 +91,7 @@ class Regridded:
 
     @cached_property
     def gain(self) -> Array:
-        """What the final latents feel of an error in d at each step: (w-1) b_k S_k."""
+        """Gain from an error in d at each step to the final latents: (w-1) b_k S_k."""
         kind = self.profile.about.prediction
         response = [
             output_weight(kind, start, end) for start, end in zip(self.noise, self.noise[1:], strict=False)
@@ -99,7 +99,7 @@ class Regridded:
         return self.hare_scale * np.abs(response) * self.survival()
 
     def survival(self) -> Array:
-        """S_k: the share of an error in the state after step k that survives to the end. 1 where nobody measured it."""
+        """S_k: the share of an error in the state after step k that survives to the end. 1 if it was not measured."""
         measured = self.profile.sensitivity
         if measured is None:
             return np.ones(self.steps)
@@ -123,7 +123,7 @@ def _cubic(place: float, size: int) -> Array:
 
 
 def far_from(profile: Profile, run: Run) -> str:
-    """In what a run is far from what was measured, or nothing."""
+    """How a run differs too much from the measured one, in words; empty if it does not."""
     distinct = len(set(run.positions))
     w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
     steps, scale = distinct / profile.steps, (w - 1) / (profile.about.guidance_scale - 1)

@@ -1,4 +1,4 @@
-"""A profile: what calibration has measured of a model, and the door to the plans that follow from it.
+"""A profile: what calibration measured of a model; makes the planners that use it.
 
 It is a value made of sums over samples, so that the profiles of several processes merge exactly: count, sum and sum of
 squares of each quantity, and the sum of the Gram matrices. JSON in and out; a large one keeps its arrays in a
@@ -38,7 +38,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: ArrayLike) -> Moments:
-        """Of one row per sample. Each sum is rounded once, so that the order of the samples does not matter."""
+        """Moments of an array with one row per sample. Correctly rounded, so the order of samples does not matter."""
         rows = np.asarray(values, dtype=np.float64)
         return cls(len(rows), exact_sum(rows), exact_sum(rows**2))
 
