@@ -81,3 +81,20 @@ def test_guidance_that_comes_back_is_evaluated_first():
     assert not guide.evaluates(1)
     guide.predict(1, ())
     assert guide.evaluates(4)  # steps 2 and 3 ran without guidance
+
+
+def test_an_interval_of_guidance():
+    plan = Plan(8, (2, 3, 6), start=2, cutoff=7)
+    assert _walk(plan, [9, 9, 1, 2, 9, 9, 5, 9]) == [None, None, 1.0, 2.0, 3.0, 4.0, 5.0, None]
+
+
+def test_nothing_is_predicted_or_corrected_across_a_gap():
+    guide = HareGuide(Plan(9, (0, 1), corrector=1.0), Run.of(9))
+    for step in (0, 1):
+        assert guide.evaluates(step)
+        guide.observe(step, (), (torch.tensor([float(step)]),))
+    assert guide.evaluates(5)  # steps 2 to 4 ran without guidance
+    assert guide.observe(5, (), (torch.tensor([7.0]),)) is None
+    assert guide.correction is None
+    assert not guide.evaluates(6)
+    assert guide.predict(6, ()) == (torch.tensor([7.0]),)  # held: the terms before the gap give no slope

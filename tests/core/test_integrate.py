@@ -45,11 +45,13 @@ def plain_cfg(grid, solver, guided=lambda i: True):
 @st.composite
 def plans(draw, max_steps=12, **fixed):
     steps = draw(st.integers(1, max_steps))
-    coarse = {0, *draw(st.sets(st.integers(0, steps - 1)))}
+    start = draw(st.integers(0, steps - 1))
+    coarse = {start, *draw(st.sets(st.integers(start, steps - 1)))}
     return Plan(
         steps,
         sorted(coarse),
-        cutoff=draw(st.integers(1, steps)),
+        start=start,
+        cutoff=draw(st.integers(start + 1, steps)),
         boost=draw(st.sampled_from([1.0, 1.1, 0.7])),
         **{"hare_order": draw(st.sampled_from([1, 2])), **fixed},
     )
@@ -60,12 +62,14 @@ def plans(draw, max_steps=12, **fixed):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("cutoff", [None, 7])
-def test_the_full_grid_is_plain_cfg(form, name, cutoff):
+@pytest.mark.parametrize("interval", [(0, 12), (0, 7), (4, 9), (5, 12)])
+def test_the_full_grid_is_plain_cfg(form, name, interval):
     grid = schedule(12)
-    expected = plain_cfg(grid, SOLVERS[name], guided=lambda i: cutoff is None or i < cutoff)
-    found = thg(full(12, cutoff=cutoff, boost=1.3, corrector=0.0), grid, SOLVERS[name], form)
-    assert found.nfe == 12 + (cutoff or 12)
+    start, cutoff = interval
+    expected = plain_cfg(grid, SOLVERS[name], guided=lambda i: start <= i < cutoff)
+    plan = Plan(12, range(start, 12), start=start, cutoff=cutoff, boost=1.3)
+    found = thg(plan, grid, SOLVERS[name], form)
+    assert found.nfe == 12 + cutoff - start
     assert torch.allclose(found.x, expected, rtol=1e-10, atol=1e-11)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,13 @@ from thg import Plan, PlanError
 @st.composite
 def plans(draw):
     steps = draw(st.integers(1, 60))
-    coarse = tuple(sorted({0} | draw(st.sets(st.integers(0, steps - 1)))))
+    start = draw(st.integers(0, steps - 1))
+    coarse = tuple(sorted({start} | draw(st.sets(st.integers(start, steps - 1)))))
     return Plan(
         steps,
         coarse,
-        cutoff=draw(st.none() | st.integers(1, steps)),
+        start=start,
+        cutoff=draw(st.none() | st.integers(start + 1, steps)),
         boost=draw(st.floats(0.1, 3)),
         hare_order=draw(st.sampled_from([1, 2])),
         corrector=draw(st.floats(0, 1)),
@@ -34,7 +37,7 @@ def test_nfe_counts_the_steps_that_evaluate(plan):
 @given(plans())
 def test_leaps_tile_the_guided_steps(plan):
     leaps = plan.leaps()
-    assert leaps[0][0] == 0
+    assert leaps[0][0] == plan.start
     assert leaps[-1][1] == plan.cutoff
     assert all(a[1] == b[0] for a, b in itertools.pairwise(leaps))
     assert [start for start, _ in leaps] == [i for i in plan.coarse if i < plan.cutoff]
@@ -52,6 +55,7 @@ def test_json_round_trip_and_hash(plan):
 def test_strip_has_one_mark_per_step(plan):
     assert len(plan.strip()) == plan.steps
     assert plan.strip().count("●") == plan.evaluations
+    assert plan.strip().count(" ") == plan.steps - (plan.cutoff - plan.start)
 
 
 def test_a_leap_that_crosses_the_cutoff_ends_there():
@@ -66,8 +70,20 @@ def test_boost_is_not_applied_to_leaps_of_one():
     assert [plan.boost_at(i) for i in range(6)] == [1.0, 1.0, 1.2, 1.2, 1.0, 1.0]
 
 
-def test_whole_floats_and_lists_are_normalised():
+def test_guidance_may_start_late():
+    plan = Plan(10, (3, 4, 7), start=3, cutoff=9, boost=1.5)
+    assert plan.strip() == "   ●●··●· "
+    assert plan.nfe == 13
+    assert plan.leaps() == ((3, 4), (4, 7), (7, 9))
+    assert [plan.boost_at(i) for i in range(10)] == [1.0] * 4 + [1.5] * 5 + [1.0]
+    assert repr(plan) == "Plan(steps=10, coarse=(3, 4, 7), start=3, cutoff=9, boost=1.5, hare_order=2)"
+
+
+def test_whole_floats_lists_and_numbers_of_numpy_are_normalised():
     assert Plan(4.0, [0, 2.0]) == Plan(4, (0, 2))
+    plan = Plan(np.int64(4), np.arange(1, 4, 2), cutoff=np.int32(4), boost=np.float32(1.5), start=np.uint8(1))
+    assert plan == Plan(4, (1, 3), boost=1.5, start=1)
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -79,7 +95,11 @@ def test_whole_floats_and_lists_are_normalised():
         ({"steps": float("nan")}, "steps"),
         ({"steps": "4"}, "steps"),
         ({"coarse": ()}, "coarse is empty"),
-        ({"coarse": (1, 2)}, "begin with 0"),
+        ({"coarse": (1, 2)}, "begin with 0, not 1.*write start=1"),
+        ({"start": 1}, "begin with start = 1, not 0"),
+        ({"start": -1}, "start"),
+        ({"start": 4}, "its end at 4, not at start = 4"),
+        ({"start": 2, "cutoff": 2, "coarse": (2,)}, "its end at 2, not at start = 2"),
         ({"coarse": (0, 2, 2)}, "2 follows 2"),
         ({"coarse": (0, 3, 1)}, "1 follows 3"),
         ({"coarse": (0, 4)}, "index 4 is outside the 4 steps"),

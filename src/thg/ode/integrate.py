@@ -94,7 +94,7 @@ def _two_state(
             d = e_c - network(whole, node, False)
             term = (guidance_scale - 1) * plan.boost_at(i) * d  # section 3.4: d <- b d
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
-        elif i >= plan.end_of_guidance:  # section 3.4: d <- 0 from i_hi on
+        elif not plan.guides(i):  # section 3.4: d <- 0 from i_hi on, and before the start
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, torch.zeros_like(x), normal)
         hare_x = advance(hare_track, solver, landing, normal)  # x^H at t_(i+1), from the last coarse step
     return tortoise.x + hare_x
@@ -118,7 +118,7 @@ def _predictor(
             positions.append(i)
             if plan.corrector and len(positions) > 1:
                 track = _corrected(track, plan, schedule, solver, scales, positions, terms)
-        if i < plan.end_of_guidance:
+        if plan.guides(i):
             d = terms[-1] if positions[-1] == i else hare.predict(positions, terms, i, plan.hare_order)
             output = output.add(d, alpha=scales[i])  # e_c + (w - 1) b d
             del d

@@ -112,7 +112,7 @@ class HareGuide:
         self._evaluated_at: int | None = None  # the last step that was evaluated
 
     def evaluates(self, step: int) -> bool:
-        if step >= self.plan.end_of_guidance:
+        if not self.plan.guides(step):
             return False
         # the pipeline may switch guidance on late, or on again: then nothing recent is there to predict from
         return self.plan.evaluates(step) or not self._terms or self._last_step < step - 1
@@ -121,6 +121,8 @@ class HareGuide:
         position = self._at[step]
         if self.plan.corrector:
             self.correction = self._correction(step, term)
+        if self._last_step < step - 1:  # guidance was off in between: the terms before the gap predict nothing
+            self._forget()
         self._last_step = step
         if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
             self._positions.pop()
@@ -152,9 +154,8 @@ class HareGuide:
         return Correction(direction, amounts)
 
     def predict(self, step: int, conditional: Term) -> Term | None:
-        if step >= self.plan.end_of_guidance:  # i >= i_hi: d = 0
-            self._positions.clear()
-            self._terms.clear()
+        if not self.plan.guides(step):  # before the start, and from i_hi on: d = 0
+            self._forget()
             return None
         self._last_step = step
         terms = tuple(
@@ -162,6 +163,10 @@ class HareGuide:
             for history in zip(*self._terms, strict=True)
         )
         return _scaled(terms, self.plan.boost_at(step))  # d <- b d
+
+    def _forget(self) -> None:
+        self._positions.clear()
+        self._terms.clear()
 
 
 def _scaled(term: Term, factor: float) -> Term:

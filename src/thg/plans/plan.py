@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import numbers
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -29,9 +31,10 @@ class Plan:
 
     What most people set:
         steps: N, the steps of the fine grid.
-        coarse: C, the step indices at which the unconditional branch is evaluated; sorted, begins with 0.
+        coarse: C, the step indices at which the unconditional branch is evaluated; sorted, begins with `start`.
 
     What few touch:
+        start: before this index there is no guidance. 0 means from the first step on.
         cutoff: i_hi, from this index on there is no guidance. None or `steps` means never.
         boost: b, the factor on the guidance term during a leap of two or more steps.
         hare_order: 1 holds the term over a leap (the paper), 2 extrapolates it from the last two evaluations.
@@ -45,18 +48,22 @@ class Plan:
     boost: float = 1.0
     hare_order: int = 2
     corrector: float = 0.0
+    start: int = 0
 
     def __post_init__(self) -> None:
         steps = _whole("steps", self.steps)
         if not 1 <= steps <= MOST_STEPS:
             raise PlanError(f"steps must be at least 1 and at most {MOST_STEPS}, not {steps}")
-        coarse = _grid(self.coarse, steps)
+        start = _whole("start", self.start)
         cutoff = steps if self.cutoff is None else _whole("cutoff", self.cutoff)
         if not 1 <= cutoff <= steps:
             raise PlanError(
                 f"cutoff must lie between 1 and steps = {steps}, not {cutoff}; to run without guidance, "
                 "set guidance_scale=1 in the pipeline's call instead"
             )
+        if not 0 <= start < cutoff:
+            raise PlanError(f"guidance must start between step 0 and its end at {cutoff}, not at start = {start}")
+        coarse = _grid(self.coarse, steps, start)
         boost = _real("boost", self.boost)
         if boost <= 0:
             raise PlanError(f"boost must be above 0, not {boost:g}; 1 means no boost")
@@ -72,6 +79,7 @@ class Plan:
             ("boost", boost),
             ("hare_order", int(self.hare_order)),
             ("corrector", corrector),
+            ("start", start),
         ):
             object.__setattr__(self, name, value)
 
@@ -104,6 +112,10 @@ class Plan:
 
     # -- what happens at a step
 
+    def guides(self, step: int) -> bool:
+        """Is there guidance at this step?"""
+        return self.start <= step < self.end_of_guidance
+
     def evaluates(self, step: int) -> bool:
         """Is the unconditional branch evaluated at this step?"""
         return step < self.end_of_guidance and step in self._evaluated
@@ -120,7 +132,7 @@ class Plan:
 
     def boost_at(self, step: int) -> float:
         """The factor on the guidance term at this step: `boost` within a leap of two or more steps, else 1."""
-        if step >= self.end_of_guidance:
+        if not self.guides(step):
             return 1.0
         start, end = self._leaps[bisect_right(self.coarse, step) - 1]
         return self.boost if end - start > 1 else 1.0
@@ -134,11 +146,13 @@ class Plan:
     def strip(self) -> str:
         """One mark per step: ● evaluates both branches, · the conditional one with a predicted hare, blank unguided."""
         return "".join(
-            HARE if self.evaluates(i) else TORTOISE if i < self.end_of_guidance else UNGUIDED for i in range(self.steps)
+            HARE if self.evaluates(i) else TORTOISE if self.guides(i) else UNGUIDED for i in range(self.steps)
         )
 
     def __repr__(self) -> str:
         shown = [f"steps={self.steps}", f"coarse={self.coarse}"]
+        if self.start:
+            shown.append(f"start={self.start}")
         if self.end_of_guidance != self.steps:
             shown.append(f"cutoff={self.cutoff}")
         shown += [
@@ -186,28 +200,34 @@ class Plan:
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PlanError(f"{name} must be a whole number, not {value!r}")
-    if isinstance(value, float) and not value.is_integer():
-        raise PlanError(f"{name} must be a whole number, not {value!r}")
-    return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return operator.index(value)  # whole numbers of any kind: int, numpy's, a tensor of one
+    raise PlanError(f"{name} must be a whole number, not {value!r}")
 
 
 def _real(name: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # a whole number with hundreds of digits
-            return float(value)
+            if math.isfinite(number := float(value)):
+                return number
     raise PlanError(f"{name} must be a finite number, not {value!r}")
 
 
-def _grid(coarse: Any, steps: int) -> tuple[int, ...]:
+def _grid(coarse: Any, steps: int, start: int) -> tuple[int, ...]:
     if isinstance(coarse, str | bytes) or not isinstance(coarse, Iterable):
         raise PlanError(f"coarse must be a sequence of step indices, not {coarse!r}")
     grid = tuple(_whole("coarse", index) for index in coarse)
+    begin = f"start = {start}" if start else "0"
     if not grid:
-        raise PlanError("coarse is empty; it must contain 0, where the first guidance term comes from")
-    if grid[0] != 0:
-        raise PlanError(f"coarse must begin with 0, not {grid[0]}; the first guidance term comes from step 0")
+        raise PlanError(f"coarse is empty; it must contain {begin}, where the first guidance term comes from")
+    if grid[0] != start:
+        raise PlanError(
+            f"coarse must begin with {begin}, not {grid[0]}; the first guidance term comes from step {start}"
+            + ("" if start or grid[0] < 0 else f" (for guidance that starts later, write start={grid[0]})")
+        )
     for before, after in pairwise(grid):
         if after <= before:
             raise PlanError(f"coarse must increase, but {after} follows {before}")

@@ -80,6 +80,7 @@ def _grid(axes: Any, plan: Plan | None, steps: int) -> None:
         return
     scale = steps / plan.steps
     evaluated = [i * scale for i in range(plan.steps) if plan.evaluates(i)]
-    axes.plot([i * scale for i in range(plan.end_of_guidance)], [0] * plan.end_of_guidance, "|", color=TORTOISE)
+    guided = [i * scale for i in range(plan.steps) if plan.guides(i)]
+    axes.plot(guided, [0] * len(guided), "|", color=TORTOISE)
     axes.plot(evaluated, [0] * len(evaluated), "o", color=HARE, markersize=3.5)
     axes.set_title(f"{plan.nfe} of {plan.cfg_nfe} evaluations", fontsize=8, pad=2)
