@@ -60,15 +60,16 @@ class Perturbed(Batched):
 
 @dataclass(frozen=True)
 class Sequential:
-    """One call per branch, the conditional one first.
+    """One call per branch.
 
-    unconditional: a network that serves the unconditional branch alone, if there is one.
+    branches: their order. unconditional: a network that serves the unconditional branch alone, if there is one.
     inputs_differ: the branches see samples of their own (noise that is drawn anew), at the same time.
     """
 
     denoisers: tuple[str, ...] = ("transformer", "transformer_2")
     unconditional: str | None = None
     inputs_differ: bool = False
+    branches: tuple[str, str] = ("cond", "uncond")
 
 
 @dataclass(frozen=True)
