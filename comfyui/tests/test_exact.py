@@ -1,0 +1,96 @@
+"""With all evaluations, and for whatever the node does not act upon, the result is plain guidance bit for bit."""
+
+import pytest
+import torch
+from comfy_extras import (
+    nodes_custom_sampler,
+    nodes_easycache,
+    nodes_nag,
+    nodes_perpneg,
+    nodes_sag,
+)
+from sampling import PROMPTS, ksampler, report, with_thg
+
+SOME = ("euler", "heun", "dpmpp_2m_sde", "uni_pc", "euler_cfg_pp", "lcm")
+
+
+@pytest.mark.parametrize("sampler", SOME)
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_all_evaluations_are_plain_guidance(name, sampler, request):
+    shipped = request.getfixturevalue(name)
+    plain = ksampler(shipped, shipped.model, sampler, steps=8)
+    result = ksampler(shipped, with_thg(shipped.model, 1.0), sampler, steps=8)
+    assert torch.equal(result.latents, plain.latents)
+    assert result.calls == plain.calls
+
+
+@pytest.mark.parametrize("percents", [(0.0, 0.0), (1.0, 1.0)])
+def test_outside_of_its_part_of_the_run_guidance_is_plain(eps, percents):
+    plain = ksampler(eps, eps.model, steps=8)
+    start, end = percents
+    result = ksampler(eps, with_thg(eps.model, 0.5, start_percent=start, end_percent=end), steps=8)
+    assert torch.equal(result.latents, plain.latents)
+
+
+def test_without_guidance_there_is_nothing_to_do(eps):
+    plain = ksampler(eps, eps.model, steps=8, cfg=1.0)
+    result = ksampler(eps, with_thg(eps.model), steps=8, cfg=1.0)
+    assert torch.equal(result.latents, plain.latents)
+    assert sum(result.calls) == 8
+    assert "8 network evaluations instead of 8" in report(result.latents)
+
+
+LEFT_ALONE = {
+    "EasyCache": (lambda m: nodes_easycache.EasyCacheNode.execute(m, 0.1, 0.0, 1.0, False)[0], "a cache inside"),
+    "NAG": (lambda m: nodes_nag.NAGuidance.execute(m, 5.0, 0.5, 1.5)[0], "Normalized Attention Guidance"),
+    "SAG": (lambda m: nodes_sag.SelfAttentionGuidance.execute(m, 0.5, 2.0)[0], "Self-Attention Guidance"),
+}
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("other", LEFT_ALONE)
+def test_what_needs_both_branches_keeps_them(eps, other, order):
+    patch, reason = LEFT_ALONE[other]
+    plain = ksampler(eps, patch(eps.model), steps=8)
+    model = with_thg(patch(eps.model)) if order == "before" else patch(with_thg(eps.model))
+    result = ksampler(eps, model, steps=8)
+    assert torch.equal(result.latents, plain.latents)
+    assert reason in report(result.latents)
+
+
+def test_a_sampler_that_chooses_its_steps_is_left_alone(eps):
+    plain = ksampler(eps, eps.model, "dpm_adaptive", steps=8)
+    result = ksampler(eps, with_thg(eps.model), "dpm_adaptive", steps=8)
+    assert torch.equal(result.latents, plain.latents)
+    assert "chooses its steps" in report(result.latents)
+
+
+def custom(shipped, guider, steps=8, sampler="euler"):
+    """A run of SamplerCustomAdvanced."""
+    schedule = shipped.model.get_model_object("model_sampling")
+    sigmas = nodes_custom_sampler.comfy.samplers.calculate_sigmas(schedule, "normal", steps)
+    noise = nodes_custom_sampler.Noise_RandomNoise(0)
+    chosen = nodes_custom_sampler.comfy.samplers.sampler_object(sampler)
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+    return nodes_custom_sampler.SamplerCustomAdvanced.execute(noise, guider, chosen, sigmas, latent)[0]["samples"]
+
+
+def guiders(shipped, model):
+    positive, middle, negative = (shipped.encode(text) for text in (*PROMPTS[:2], ""))
+    yield nodes_perpneg.PerpNegGuider.execute(model, positive, negative, middle, 5.0, 1.0)[0]
+    for style in ("regular", "nested"):
+        yield nodes_custom_sampler.DualCFGGuider.execute(model, positive, middle, negative, 5.0, 3.0, style)[0]
+    yield nodes_custom_sampler.BasicGuider.execute(model, positive)[0]
+    yield nodes_custom_sampler.DualModelGuider.execute(model, positive, 5.0, model, negative)[0]
+
+
+def test_guiders_with_other_branches_are_left_alone(eps):
+    for plain, ours in zip(guiders(eps, eps.model), guiders(eps, with_thg(eps.model)), strict=True):
+        assert torch.equal(custom(eps, ours), custom(eps, plain)), type(plain).__name__
+
+
+def test_a_model_without_the_node_is_untouched(eps):
+    before = ksampler(eps, eps.model, steps=8)
+    ksampler(eps, with_thg(eps.model, 0.5), steps=8)
+    assert torch.equal(ksampler(eps, eps.model, steps=8).latents, before.latents)
+    assert not eps.model.wrappers.get("outer_sample")

@@ -1,0 +1,5 @@
+"""Tortoise and Hare Guidance for ComfyUI: classifier-free guidance with about a third fewer network evaluations."""
+
+from .nodes import comfy_entrypoint
+
+__all__ = ["comfy_entrypoint"]

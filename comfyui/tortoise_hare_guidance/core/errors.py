@@ -1,0 +1,46 @@
+# A copy of src/thg/errors.py, made by comfyui/make_core.py: change it there.
+"""The exceptions of thg. Every error that thg raises on purpose is one of these.
+
+    THGError
+    ├── PlanError                  a plan, a grid or a budget that makes no sense (also a ValueError)
+    ├── ScheduleError              a noise schedule or a scheduler that the core cannot represent (also a ValueError)
+    ├── NonFiniteError             NaN or infinity in the latents or in a network output (also an ArithmeticError)
+    ├── UnsupportedPipelineError   a pipeline without guidance to skip, or with guidance that cannot be split correctly
+    ├── ConcurrentRunError         one enabled pipeline used by two threads at once
+    ├── ProfileError               a calibration profile that is broken, of another version or of another model
+    └── MissingExtraError          an optional dependency or a weights file that is not there (also an ImportError)
+
+A message names the value, the cause, and the line to write instead.
+"""
+
+
+class THGError(Exception):
+    """Base class of all errors of thg."""
+
+
+class PlanError(THGError, ValueError):
+    """A plan, a grid or a budget that makes no sense."""
+
+
+class ScheduleError(THGError, ValueError):
+    """A noise schedule or a scheduler that the core cannot represent."""
+
+
+class NonFiniteError(THGError, ArithmeticError):
+    """NaN or infinity in the latents or in a network output."""
+
+
+class UnsupportedPipelineError(THGError):
+    """A pipeline without guidance to skip, or with guidance that cannot be split correctly."""
+
+
+class ConcurrentRunError(THGError):
+    """One enabled pipeline used by two threads at once."""
+
+
+class ProfileError(THGError):
+    """A calibration profile that is broken, of another version or of another model."""
+
+
+class MissingExtraError(THGError, ImportError):
+    """An optional dependency or a weights file that is not there."""

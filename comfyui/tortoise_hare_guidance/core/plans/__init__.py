@@ -1,0 +1,1 @@
+# A copy of src/thg/plans, made by comfyui/make_core.py: change it there.

@@ -1,0 +1,40 @@
+# A copy of src/thg/plans/denoised.py, made by comfyui/make_core.py: change it there.
+"""A guide for denoisers: their outputs are denoised latents (x0), but the hare is predicted in the network's own space.
+
+The difference of two denoised latents shrinks with the noise level, whatever the network does; in the network's space
+(noise, velocity) it is smooth, and its prediction 3 to 10 dB better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..plans.guide import Guide
+
+
+class DenoisedGuide:
+    """Asks a guide, call by call, what a denoiser's unconditional output is.
+
+    units: what one unit of the network's output is in denoised latents, at each call (see `Calls`).
+    """
+
+    def __init__(self, guide: Guide, units: Sequence[float]) -> None:
+        self.guide = guide
+        self._units = units
+
+    def evaluates(self, call: int) -> bool:
+        """Shall the unconditional branch run at this call?"""
+        return self.guide.evaluates(call)
+
+    def observe(self, call: int, conditional: Tensor, unconditional: Tensor) -> Tensor:
+        """Both branches have run: the unconditional output to use."""
+        unit = self._units[call]
+        used = self.guide.observe(call, (conditional,), ((conditional - unconditional) / unit,))
+        return unconditional if used is None else conditional - unit * used[0]
+
+    def predict(self, call: int, conditional: Tensor) -> Tensor:
+        """The conditional branch alone has run: the unconditional output to use."""
+        term = self.guide.predict(call, (conditional,))
+        return conditional if term is None else conditional - self._units[call] * term[0]

@@ -1,0 +1,38 @@
+# A copy of src/thg/plans/hare.py, made by comfyui/make_core.py: change it there.
+"""The hare: the guidance term at a step where it is not evaluated, predicted from where it was.
+
+Pure: no knowledge of pipelines, schedules or plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+MEMORY = 2  # evaluations that a prediction of the highest order needs
+
+
+def weights(positions: Sequence[float], position: float, order: int) -> tuple[float, ...]:
+    """Weights on the last evaluations (oldest first) that predict the term at `position`.
+
+    Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 continues the line through
+    the last two; with one evaluation it holds too.
+    """
+    if order == 1 or len(positions) < 2:
+        return (1.0,)
+    before, last = positions[-2], positions[-1]
+    slope = (position - last) / (last - before)
+    return (-slope, 1.0 + slope)
+
+
+def predict(positions: Sequence[float], terms: Sequence[Tensor], position: float, order: int) -> Tensor:
+    """The guidance term at `position` from the evaluations at `positions` (oldest first).
+
+    Allocates its result and nothing else; a held term is returned as it is, without a copy.
+    """
+    w = weights(positions, position, order)
+    if len(w) == 1:
+        return terms[-1]
+    # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
+    return terms[-1].lerp(terms[-2], w[0])

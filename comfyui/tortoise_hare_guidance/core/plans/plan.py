@@ -1,0 +1,237 @@
+# A copy of src/thg/plans/plan.py, made by comfyui/make_core.py: change it there.
+"""A plan says at which steps of a run the unconditional branch is evaluated, and what is done in between.
+
+It is a value: frozen, hashable, no tensors, JSON in and out. The loop that runs it decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import numbers
+import operator
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ..errors import PlanError
+
+FORMAT = "thg-plan-1"
+MOST_STEPS = 100_000  # no sampler has more; a file that says so is broken
+
+HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of a plan's picture
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """At which of the `steps` network calls the guidance term is evaluated.
+
+    What most people set:
+        steps: N, the steps of the fine grid.
+        coarse: C, the step indices at which the unconditional branch is evaluated; sorted, begins with `start`.
+
+    What few touch:
+        start: before this index there is no guidance. 0 means from the first step on.
+        cutoff: i_hi, from this index on there is no guidance. None or `steps` means never.
+        boost: b, the factor on the guidance term during a leap of two or more steps.
+        hare_order: 1 holds the term over a leap (the paper), 2 extrapolates it from the last two evaluations.
+        corrector: 0 is off. In (0, 1]: when a fresh term arrives, this share of the error that the leap before it has
+            made is taken back. It costs no evaluation and works where scheduler and guidance are linear.
+    """
+
+    steps: int
+    coarse: tuple[int, ...]
+    cutoff: int | None = None
+    boost: float = 1.0
+    hare_order: int = 2
+    corrector: float = 0.0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        steps = _whole("steps", self.steps)
+        if not 1 <= steps <= MOST_STEPS:
+            raise PlanError(f"steps must be at least 1 and at most {MOST_STEPS}, not {steps}")
+        start = _whole("start", self.start)
+        cutoff = steps if self.cutoff is None else _whole("cutoff", self.cutoff)
+        if not 1 <= cutoff <= steps:
+            raise PlanError(
+                f"cutoff must lie between 1 and steps = {steps}, not {cutoff}; to run without guidance, "
+                "set guidance_scale=1 in the pipeline's call instead"
+            )
+        if not 0 <= start < cutoff:
+            raise PlanError(f"guidance must start between step 0 and its end at {cutoff}, not at start = {start}")
+        coarse = _grid(self.coarse, steps, start)
+        boost = _real("boost", self.boost)
+        if boost <= 0:
+            raise PlanError(f"boost must be above 0, not {boost:g}; 1 means no boost")
+        if self.hare_order not in (1, 2) or isinstance(self.hare_order, bool):
+            raise PlanError(f"hare_order must be 1 (held) or 2 (extrapolated), not {self.hare_order!r}")
+        corrector = _real("corrector", self.corrector)
+        if not 0 <= corrector <= 1:
+            raise PlanError(f"corrector must lie between 0 (off) and 1 (undamped), not {corrector:g}")
+        for name, value in (
+            ("steps", steps),
+            ("coarse", coarse),
+            ("cutoff", cutoff),
+            ("boost", boost),
+            ("hare_order", int(self.hare_order)),
+            ("corrector", corrector),
+            ("start", start),
+        ):
+            object.__setattr__(self, name, value)
+
+    # -- what the plan costs
+
+    @property
+    def end_of_guidance(self) -> int:
+        """i_hi: the cutoff as a number (`steps` when there is none)."""
+        return self.steps if self.cutoff is None else self.cutoff
+
+    @property
+    def evaluations(self) -> int:
+        """How often the unconditional branch is evaluated."""
+        return bisect_right(self.coarse, self.end_of_guidance - 1)
+
+    @property
+    def nfe(self) -> int:
+        """Network evaluations per sample."""
+        return self.steps + self.evaluations
+
+    @property
+    def cfg_nfe(self) -> int:
+        """Network evaluations per sample of plain classifier-free guidance."""
+        return 2 * self.steps
+
+    @property
+    def speedup(self) -> float:
+        """The ideal speed-up over plain CFG: evaluations saved, nothing else."""
+        return self.cfg_nfe / self.nfe
+
+    # -- what happens at a step
+
+    def guides(self, step: int) -> bool:
+        """Is there guidance at this step?"""
+        return self.start <= step < self.end_of_guidance
+
+    def evaluates(self, step: int) -> bool:
+        """Is the unconditional branch evaluated at this step?"""
+        return step < self.end_of_guidance and step in self._evaluated
+
+    def leaps(self) -> tuple[tuple[int, int], ...]:
+        """(start, end) of each leap; one that crosses the cutoff ends there."""
+        return self._leaps
+
+    @cached_property
+    def _leaps(self) -> tuple[tuple[int, int], ...]:
+        starts = self.coarse[: self.evaluations]
+        ends = (*starts[1:], self.end_of_guidance)
+        return tuple(zip(starts, ends, strict=True))
+
+    def boost_at(self, step: int) -> float:
+        """The factor on the guidance term at this step: `boost` within a leap of two or more steps, else 1."""
+        if not self.guides(step):
+            return 1.0
+        start, end = self._leaps[bisect_right(self.coarse, step) - 1]
+        return self.boost if end - start > 1 else 1.0
+
+    @cached_property
+    def _evaluated(self) -> frozenset[int]:
+        return frozenset(self.coarse)
+
+    # -- for people
+
+    def strip(self) -> str:
+        """One mark per step: ● evaluates both branches, · the conditional one with a predicted hare, blank unguided."""
+        return "".join(
+            HARE if self.evaluates(i) else TORTOISE if self.guides(i) else UNGUIDED for i in range(self.steps)
+        )
+
+    def __repr__(self) -> str:
+        shown = [f"steps={self.steps}", f"coarse={self.coarse}"]
+        if self.start:
+            shown.append(f"start={self.start}")
+        if self.end_of_guidance != self.steps:
+            shown.append(f"cutoff={self.cutoff}")
+        shown += [
+            f"{f.name}={getattr(self, f.name):g}"
+            for f in fields(self)
+            if f.name in ("boost", "corrector") and getattr(self, f.name) != f.default
+        ]
+        shown.append(f"hare_order={self.hare_order}")
+        return f"Plan({', '.join(shown)})"
+
+    def __str__(self) -> str:
+        return f"[{self.strip()}]\n{self.nfe} of {self.cfg_nfe} evaluations, ideal speed-up {self.speedup:.2f}x"
+
+    # -- JSON
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self), "coarse": list(self.coarse)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"this is not a plan: not valid JSON ({error})") from None
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        if not isinstance(data, dict):
+            raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
+        data = dict(data)
+        found = data.pop("format", None)
+        if found != FORMAT:
+            raise PlanError(f"format must be {FORMAT!r}, not {found!r}: this file was not written by Plan.to_json")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise PlanError(f"unknown field {unknown[0]!r} in a plan; the fields are {', '.join(sorted(known))}")
+        for needed in ("steps", "coarse"):
+            if needed not in data:
+                raise PlanError(f"the field {needed!r} is missing from the plan")
+        return cls(**data)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return operator.index(value)  # whole numbers of any kind: int, numpy's, a tensor of one
+    raise PlanError(f"{name} must be a whole number, not {value!r}")
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number with hundreds of digits
+            if math.isfinite(number := float(value)):
+                return number
+    raise PlanError(f"{name} must be a finite number, not {value!r}")
+
+
+def _grid(coarse: Any, steps: int, start: int) -> tuple[int, ...]:
+    if isinstance(coarse, str | bytes) or not isinstance(coarse, Iterable):
+        raise PlanError(f"coarse must be a sequence of step indices, not {coarse!r}")
+    grid = tuple(_whole("coarse", index) for index in coarse)
+    begin = f"start = {start}" if start else "0"
+    if not grid:
+        raise PlanError(f"coarse is empty; it must contain {begin}, where the first guidance term comes from")
+    if grid[0] != start:
+        raise PlanError(
+            f"coarse must begin with {begin}, not {grid[0]}; the first guidance term comes from step {start}"
+            + ("" if start or grid[0] < 0 else f" (for guidance that starts later, write start={grid[0]})")
+        )
+    for before, after in pairwise(grid):
+        if after <= before:
+            raise PlanError(f"coarse must increase, but {after} follows {before}")
+    if grid[-1] >= steps:
+        raise PlanError(f"coarse index {grid[-1]} is outside the {steps} steps (the last index is {steps - 1})")
+    return grid

@@ -1,0 +1,245 @@
+# A copy of src/thg/plans/planners.py, made by comfyui/make_core.py: change it there.
+"""Planners make a plan when the run is known; the grids that they choose from.
+
+`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` is the default for a pipeline
+that nobody has calibrated, `uniform` the plainest grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PlanError
+from ..plans.guide import Guide, GuideMaker, HareGuide, Run
+from ..plans.plan import Plan
+from ..plans.presets import preset
+
+DEFAULT_NFE = 0.65
+DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long
+TAPER = ((1.5, 0.4), (3.0, 0.05))  # how much denser at the start and at the end, over which share of the run
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """Makes the plan of a run."""
+
+    def plan(self, run: Run) -> Plan: ...
+
+
+# -- grids
+
+
+def m_max(tortoise: Sequence[float], hare: Sequence[float], rho: float, order: int) -> tuple[int, ...]:
+    """How far the hare may leap from each step: max(1, floor((rho |c_T| / |c_H|)^(1/p))).
+
+    tortoise, hare: the error constants |c_T| and |c_H| at each step (any common factor cancels).
+    rho: allowed ratio of hare error to tortoise error. order: p, the order of the solver.
+    """
+    c_t, c_h = np.asarray(tortoise, dtype=np.float64), np.asarray(hare, dtype=np.float64)
+    if c_t.shape != c_h.shape or c_t.ndim != 1 or not c_t.size:
+        raise PlanError(f"tortoise and hare need one constant per step each, not shapes {c_t.shape} and {c_h.shape}")
+    if not (np.isfinite(c_t).all() and np.isfinite(c_h).all() and (c_t >= 0).all() and (c_h >= 0).all()):
+        raise PlanError("the error constants must be finite and not negative")
+    if not (math.isfinite(rho) and rho > 0):
+        raise PlanError(f"rho must be above 0, not {rho}; the paper uses about 1")
+    if order < 1:
+        raise PlanError(f"the order of the solver must be at least 1, not {order}")
+    steps = len(c_t)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        leap = (rho * c_t / c_h) ** (1 / order)
+    leap = np.where(c_h == 0, steps, leap)  # a hare without error may leap to the end
+    return tuple(int(m) for m in np.clip(np.floor(leap + 1e-12), 1, steps))
+
+
+def look_before_you_leap(leaps: Sequence[int]) -> tuple[int, ...]:
+    """Algorithm 2: walk from step 0, each time as far as the leap at the current step allows."""
+    if not leaps:
+        raise PlanError("Algorithm 2 needs the longest leap of each step; none were given")
+    if min(leaps) < 1:
+        raise PlanError(f"a leap must be at least 1 step, not {min(leaps)}")
+    coarse, i = [], 0
+    while i < len(leaps):
+        coarse.append(i)
+        i += leaps[i]
+    return tuple(coarse)
+
+
+def every_nth(steps: int, every: int) -> tuple[int, ...]:
+    """Each `every`-th step, from 0."""
+    return tuple(range(0, steps, every))
+
+
+def evenly(steps: int, count: int) -> tuple[int, ...]:
+    """`count` steps spread evenly, from 0 (the last leap is as long as the others)."""
+    return tuple(i * steps // count for i in range(count))
+
+
+def densest_at_the_ends(steps: int, count: int) -> tuple[int, ...]:
+    """`count` steps, from 0, spread with the density of `tapered`."""
+    x = (np.arange(steps) + 0.5) / steps
+    (start, start_width), (end, end_width) = TAPER
+    density = 1 + start * np.exp(-((x / start_width) ** 2)) + end * np.exp(-(((1 - x) / end_width) ** 2))
+    share = np.append(0.0, np.cumsum(density)) / np.sum(density)
+    ideal = np.interp(np.arange(count) / count, share, np.arange(steps + 1.0))
+    return whole_steps(np.round(ideal - 0.5), steps)
+
+
+def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
+    """Rising places as distinct steps of a run, from 0, each moved as little as need be."""
+    grid = [0]
+    for k in range(1, len(ideal)):
+        room_for_the_rest = steps - len(ideal) + k
+        grid.append(min(max(math.floor(ideal[k]), grid[-1] + 1), room_for_the_rest))
+    return tuple(grid)
+
+
+def evaluations_for(nfe: float, steps: int) -> int:
+    """How many unconditional evaluations a budget leaves: a float is a share of CFG's, an int a count."""
+    if isinstance(nfe, bool) or not isinstance(nfe, int | float) or not math.isfinite(nfe):
+        raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count, not {nfe!r}")
+    total = round(nfe * 2 * steps) if isinstance(nfe, float) else nfe
+    if not steps + 1 <= total <= 2 * steps:
+        share = f"{(steps + 1) / (2 * steps):.2f} to 1.0"
+        raise PlanError(
+            f"nfe={nfe!r} is {total} evaluations, but {steps} steps need {steps + 1} to {2 * steps} "
+            f"(as a share: {share})"
+        )
+    return total - steps
+
+
+# -- planners
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Evenly spread evaluations; made by `uniform`."""
+
+    every: int | None = None
+    nfe: float | None = None
+    hare_order: int = 2
+    corrector: float = 0.0
+
+    def plan(self, run: Run) -> Plan:
+        if self.every is not None:
+            coarse = every_nth(run.steps, self.every)
+        else:
+            assert self.nfe is not None
+            coarse = evenly(run.steps, affordable(self.nfe, run.steps))
+        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
+
+
+def uniform(
+    every: int | None = None, *, nfe: float | None = None, hare_order: int = 2, corrector: float = 0.0
+) -> Uniform:
+    """A planner that evaluates the guidance term at evenly spread steps.
+
+    every: at each `every`-th step; 1 is plain CFG, exactly.
+    nfe: instead of `every`, a budget of evaluations: a float is a share of plain CFG's, an int a count.
+    hare_order, corrector: see `Plan`.
+    """
+    if (every is None) == (nfe is None):
+        raise PlanError("uniform takes either every=2 or nfe=0.65, and one of them")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise PlanError(f"every must be a whole number from 1, not {every!r}")
+    if nfe is not None:
+        check_budget(nfe)
+    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
+    return Uniform(every, nfe, hare_order, corrector)
+
+
+@dataclass(frozen=True)
+class Tapered:
+    """Evaluations that are densest at both ends of a run; made by `tapered`."""
+
+    nfe: float = DEFAULT_NFE
+    hare_order: int = 2
+    corrector: float = DEFAULT_CORRECTOR
+
+    def plan(self, run: Run) -> Plan:
+        coarse = densest_at_the_ends(run.steps, affordable(self.nfe, run.steps))
+        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
+
+
+def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
+    """The default planner: short leaps at both ends of a run, long ones in between.
+
+    At the start the guidance term changes fast and there is little to predict it from; nothing corrects the last leap
+    of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this.
+
+    nfe: a budget of evaluations: a float is a share of plain CFG's, an int a count.
+    hare_order, corrector: see `Plan`.
+    """
+    check_budget(nfe)
+    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
+    return Tapered(nfe, hare_order, corrector)
+
+
+def check_budget(nfe: float) -> None:
+    """Refuses what is no budget for any run."""
+    if isinstance(nfe, float) and not 0.5 < nfe <= 1:
+        raise PlanError(
+            f"nfe={nfe!r} is a share of plain CFG's evaluations and must lie above 0.5 (the conditional branch "
+            "always runs) and at most at 1.0; a count of evaluations is written as an int"
+        )
+    if not isinstance(nfe, float) and (isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2):
+        raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count from steps + 1, not {nfe!r}")
+
+
+def affordable(nfe: float, steps: int) -> int:
+    """As `evaluations_for`, but a share is never too small for a short run: it keeps one evaluation at least."""
+    if isinstance(nfe, float):
+        return min(steps, max(1, round(nfe * 2 * steps) - steps))
+    return evaluations_for(nfe, steps)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same plan; a run of another length is an error."""
+
+    value: Plan
+
+    def plan(self, run: Run) -> Plan:
+        if self.value.steps != run.steps:
+            raise PlanError(
+                f"the plan is for {self.value.steps} steps, but this run calls the network {run.steps} times; write "
+                f"num_inference_steps={self.value.steps} in the pipeline's call, or "
+                f"thg.enable(pipe, thg.tapered({self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
+            )
+        return self.value
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Follows the plan that a planner makes."""
+
+    planner: Planner
+
+    def guide(self, run: Run) -> Guide:
+        return HareGuide(self.planner.plan(run), run)
+
+
+Choice = str | Plan | Planner | GuideMaker | None  # what a user may pass to `enable`
+
+
+def guide_maker(choice: Choice) -> GuideMaker:
+    """A user's choice as a guide maker. None is the default for an uncalibrated pipeline."""
+    if choice is None:
+        return Planned(tapered())
+    if isinstance(choice, str):
+        choice = preset(choice)
+    if isinstance(choice, Plan):
+        return Planned(Fixed(choice))
+    if isinstance(choice, GuideMaker):
+        return choice
+    if isinstance(choice, Planner):
+        return Planned(choice)
+    raise PlanError(
+        f"enable takes a plan, a planner or the name of a preset, not {choice!r}; for example "
+        "thg.enable(pipe, thg.tapered(0.65))"
+    )

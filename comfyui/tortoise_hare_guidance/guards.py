@@ -1,0 +1,45 @@
+"""What else is patched into a model that cannot do without the unconditional branch at every step.
+
+Such a run is left as it is, and the report says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+INSIDE = ("apply_model", "diffusion_model")  # wrappers around the network itself
+ATTENTION = {  # nodes whose attention patches compare the two branches
+    "NAGuidance": "Normalized Attention Guidance needs both branches in one batch",
+    "SelfAttentionGuidance": "Self-Attention Guidance needs the attention of the unconditional branch",
+}
+
+
+def obstacle(model_options: dict[str, Any]) -> str:
+    """Why no evaluation may be skipped with these options, or nothing."""
+    options = model_options.get("transformer_options", {})
+    inside = [_name(wrapper) for kind in INSIDE for wrapper in _functions(options.get("wrappers", {}).get(kind))]
+    inside.append(_name(model_options.get("model_function_wrapper")))
+    if "rel_l1_thresh" in options:  # the sign of TeaCache
+        inside.append("TeaCache")
+    cache = next((name for name in inside if "cache" in name.lower()), None)
+    if cache is not None:
+        return f"a cache inside the network ({cache.split('.')[0]}) needs both branches at every step"
+    patches = (*_functions(options.get("patches")), *_functions(options.get("patches_replace")))
+    names = {_name(patch).split(".")[0] for patch in patches}
+    return next((reason for node, reason in ATTENTION.items() if node in names), "")
+
+
+def _functions(nest: Any) -> Iterator[Any]:
+    """All functions in dictionaries and lists within each other."""
+    if isinstance(nest, dict):
+        nest = list(nest.values())
+    if isinstance(nest, list | tuple):
+        for item in nest:
+            yield from _functions(item)
+    elif callable(nest):
+        yield nest
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__) if function is not None else ""

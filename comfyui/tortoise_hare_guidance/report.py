@@ -1,0 +1,61 @@
+"""What runs have cost, kept until a report node asks for it.
+
+A report belongs to the latents that the run ended with, so it is found by them: a few of their numbers are kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .session import Session
+
+KEPT = 64  # reports
+NUMBERS = 16  # of the latents of each
+TOLERANCE = 1e-2  # relative; latents may be kept in half precision
+
+
+@dataclass(frozen=True)
+class Report:
+    text: str
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
+class Reports:
+    """The last reports, newest last."""
+
+    def __init__(self) -> None:
+        self._reports: deque[Report] = deque(maxlen=KEPT)
+
+    def add(self, text: str, latents: Tensor) -> None:
+        self._reports.append(Report(text, tuple(latents.shape), numbers_of(latents)))
+
+    def find(self, latents: Any) -> str | None:
+        """The newest report of a run that ended with these latents."""
+        found = numbers_of(latents)
+        for report in reversed(self._reports):
+            if report.shape == tuple(latents.shape) and all(
+                abs(a - b) <= TOLERANCE * (1 + abs(b)) for a, b in zip(found, report.numbers, strict=True)
+            ):
+                return report.text
+        return None
+
+
+def numbers_of(latents: Tensor) -> tuple[float, ...]:
+    flat = latents.reshape(-1)
+    return tuple(flat[:: max(1, flat.numel() // NUMBERS)][:NUMBERS].float().tolist())
+
+
+def text_of(session: Session) -> str:
+    """The report of a run, in two or three lines."""
+    done, plain = session.evaluations, session.plain_evaluations
+    saved = f" ({1 - done / plain:.0%} saved, ideal speed-up {plain / done:.2f}x)" if done else ""
+    lines = [
+        f"Tortoise and Hare Guidance: {done} network evaluations instead of {plain}{saved}",
+        f"[{''.join(session.marks)}]",
+    ]
+    return "\n".join([*lines, session.note] if session.note else lines)

@@ -1,0 +1,163 @@
+"""One run of a sampler under Tortoise and Hare Guidance: made when it starts, gone when it ends.
+
+ComfyUI calls `predict_noise` once for each denoiser call of the sampler, and in it `calc_cond_batch` once for each
+list of conditions to evaluate: [positive, negative] for guidance, other lists for other guiders, the same list several
+times with context windows. Only a list of two is acted upon: the first is the conditional branch.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .conditions import Condition, identity, window
+from .core.errors import ScheduleError
+from .core.plans.calls import Calls
+from .core.plans.denoised import DenoisedGuide
+from .core.plans.guide import HareGuide, Run
+from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
+from .guards import obstacle
+from .sampler import calls_of
+from .settings import Settings
+
+OUTER_SAMPLE, SAMPLER_SAMPLE = "outer_sample", "sampler_sample"
+PREDICT_NOISE, CALC_COND_BATCH = "predict_noise", "calc_cond_batch"
+KEY = "tortoise_hare_guidance"
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.note = ""  # why this run is plain, or goes without corrector
+        self.evaluations = self.plain_evaluations = 0
+        self.marks: list[str] = []  # of each denoiser call so far
+        self._known: Known | None = None  # None: the run is plain
+        self._guider: Any = None
+        self._memory: dict[Any, Remembered] = {}  # of the calls before this one
+        self._used: dict[Any, Remembered] = {}  # in this call
+
+    def install(self, model_options: dict[str, Any]) -> None:
+        """Puts this run into options that belong to it alone: first around the denoiser, last around its branches."""
+        wrappers = model_options.setdefault("transformer_options", {}).setdefault("wrappers", {})
+        wrappers.setdefault(SAMPLER_SAMPLE, {})[KEY] = [self.sampler_sample]
+        wrappers[PREDICT_NOISE] = {KEY: [self.predict_noise], **wrappers.get(PREDICT_NOISE, {})}
+        wrappers.setdefault(CALC_COND_BATCH, {})[KEY] = [self.calc_cond_batch]
+
+    def release(self) -> None:
+        """Drops whatever holds tensors or models."""
+        self._memory = self._used = {}
+        self._guider = None
+
+    # -- what ComfyUI calls
+
+    def sampler_sample(
+        self, executor: Any, guider: Any, sigmas: Tensor, extra_args: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The sampler starts: all that can be known of its run is known here."""
+        schedule = guider.model_patcher.get_model_object("model_sampling")
+        reason = obstacle(extra_args["model_options"])
+        try:
+            if reason:
+                raise ScheduleError(reason)
+            self._begin(
+                calls_of(executor.class_obj, sigmas, schedule, _cfg(guider) or 2.0, extra_args.get("seed")),
+                sigmas.tolist(),
+                schedule,
+                guider,
+            )
+        except ScheduleError as error:
+            self.note = f"plain guidance: {error}"
+        return executor(guider, sigmas, extra_args, *args, **kwargs)
+
+    def predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        """A denoiser call."""
+        self._guider = executor.class_obj
+        self.marks.append(UNGUIDED)
+        if self._used:
+            self._memory, self._used = self._used, {}
+        return executor(*args, **kwargs)
+
+    def calc_cond_batch(
+        self, executor: Any, model: Any, conds: list[Any], x: Tensor, timestep: Tensor, model_options: dict[str, Any]
+    ) -> Any:
+        """The network is to be evaluated for each of these conditions."""
+        call, known = len(self.marks) - 1, self._known
+        sigma = known.sigma(call) if known is not None else None
+        branches = [identity(cond, sigma) for cond in conds if cond is not None]
+        if known is None or sigma is None or len(conds) != 2 or len(branches) != 2 or not all(branches):
+            self._count(branches, branches, HARE if len(branches) > 1 else UNGUIDED)
+            return executor(model, conds, x, timestep, model_options)
+
+        remembered = self._remembered((*branches, tuple(x.shape), id(model), window(model_options)), known)
+        if remembered.evaluates(call, _cfg(self._guider)):
+            conditional, unconditional = executor(model, conds, x, timestep, model_options)
+            self._count(branches, branches, HARE)
+            return [conditional, remembered.guide.observe(call, conditional, unconditional)]
+        conditional, _ = executor(model, [conds[0], None], x, timestep, model_options)
+        self._count(branches[:1], branches, TORTOISE)
+        return [conditional, remembered.guide.predict(call, conditional)]
+
+    # -- the plan, the memory, the count
+
+    def _begin(self, calls: Calls, grid: list[float], schedule: Any, guider: Any) -> None:
+        run = calls.run(grid, _cfg(guider))
+        plan = self.settings.plan(run, schedule.percent_to_sigma)
+        self._known = Known(calls, run, plan)
+        if self.settings.corrector and calls.reason:
+            self.note = f"no corrector: {calls.reason}"
+        if self.settings.verbose:
+            log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, calls.sigmas, plan)
+
+    def _remembered(self, key: tuple[Any, ...], known: Known) -> Remembered:
+        """What is known of this pair of conditions; of the second such pair in one denoiser call, apart."""
+        while key in self._used:
+            key = (*key, "again")
+        if key not in self._memory:
+            self._memory[key] = Remembered(known.guide())
+        self._used[key] = self._memory[key]
+        return self._used[key]
+
+    def _count(self, evaluated: list[Condition], plain: list[Condition], mark: str) -> None:
+        self.evaluations += sum(map(len, evaluated))
+        self.plain_evaluations += sum(map(len, plain))
+        if self.marks and self.marks[-1] == UNGUIDED:
+            self.marks[-1] = mark
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run before it starts."""
+
+    calls: Calls
+    run: Run
+    plan: Plan
+
+    def sigma(self, call: int) -> float | None:
+        """The noise level of a call; None for one more than were expected."""
+        return self.calls.sigmas[call] if call < self.run.steps else None
+
+    def guide(self) -> DenoisedGuide:
+        return DenoisedGuide(HareGuide(self.plan, self.run), self.calls.units)
+
+
+class Remembered:
+    """The guide of one pair of conditions, and the guidance scale at which it was last asked."""
+
+    def __init__(self, guide: DenoisedGuide) -> None:
+        self.guide = guide
+        self._cfg: float | None = None
+
+    def evaluates(self, call: int, cfg: float | None) -> bool:
+        before, self._cfg = self._cfg, cfg
+        return cfg != before or self.guide.evaluates(call)
+
+
+def _cfg(guider: Any) -> float | None:
+    """The guidance scale, if the guider has one."""
+    value = getattr(guider, "cfg", None)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,72 @@
+"""What a user has set on the node, and the plan of a run that follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .core.errors import PlanError
+from .core.plans.guide import Run
+from .core.plans.plan import Plan
+from .core.plans.planners import tapered
+
+LEAST = 0.501  # the conditional branch always runs, and the unconditional one at least once
+
+
+@dataclass(frozen=True)
+class Settings:
+    """evaluations: share of plain guidance's evaluations; 1 is plain guidance.
+    start_percent, end_percent: outside, guidance is plain.
+    corrector: take back what a leap has got wrong, where the sampler allows it.
+    steps: the sampler's steps at which both branches run, instead of a share.
+    """
+
+    evaluations: float = 0.65
+    start_percent: float = 0.0
+    end_percent: float = 1.0
+    corrector: bool = True
+    steps: tuple[int, ...] = ()
+    verbose: bool = False
+
+    def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
+        """The plan of a run whose `times` are noise levels."""
+        assert run.times is not None
+        high, low = percent_to_sigma(self.start_percent), percent_to_sigma(self.end_percent)
+        inside = [k for k, sigma in enumerate(run.times) if low <= sigma <= high]
+        outside = set(range(run.steps)).difference(inside)
+        plan = self._inside(_part(run, inside)) if inside else Plan(1, (0,))
+        coarse = outside | {inside[k] for k in plan.coarse if inside}
+        return replace(plan, steps=run.steps, coarse=tuple(sorted(coarse)), cutoff=run.steps)
+
+    def _inside(self, run: Run) -> Plan:
+        plan = tapered(max(self.evaluations, LEAST)).plan(run)
+        if self.evaluations >= 1:
+            plan = replace(plan, coarse=tuple(range(run.steps)))
+        if self.steps:  # a step may call the denoiser more than once
+            listed = (k for k, position in enumerate(run.positions) if int(position) in self.steps)
+            plan = replace(plan, coarse=tuple(sorted({0, *listed})))
+        return plan if self.corrector else replace(plan, corrector=0.0)
+
+
+def _part(run: Run, calls: list[int]) -> Run:
+    """A part of a run, for a planner."""
+    assert run.times is not None
+    return replace(
+        run,
+        steps=len(calls),
+        positions=tuple(run.positions[k] for k in calls),
+        times=tuple(run.times[k] for k in calls),
+    )
+
+
+def step_list(text: str) -> tuple[int, ...]:
+    """Steps such as "0-4, 6, 9-28:3" as numbers: from, to, and in strides of."""
+    steps: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        found = re.fullmatch(r"(\d+)(?:\s*-\s*(\d+)(?:\s*:\s*([1-9]\d*))?)?", part)
+        if found is None:
+            raise PlanError(f'{part!r} in the list of steps is not a step; write it like "0-4, 6, 9-28:3"')
+        first = int(found[1])
+        steps.update(range(first, int(found[2] or first) + 1, int(found[3] or 1)))
+    return tuple(sorted(steps))
