@@ -5,6 +5,7 @@ python examples/audioldm2.py --shipped   # the small picture model in the packag
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -23,5 +24,5 @@ else:
     pipe = AudioLDM2Pipeline.from_pretrained("cvssp/audioldm2", torch_dtype=torch.float16).to("cuda")
     thg.enable(pipe, thg.tapered(0.6))
     sound = pipe("water dripping in a cave", num_inference_steps=200, guidance_scale=3.5, generator=generator).audios[0]
-    save_sound("water.wav", sound, rate=16000)
+    save_sound(Path("water.wav"), sound, rate=16000)
 print(thg.summary(pipe))

@@ -22,6 +22,6 @@ def run(plan: thg.Plan) -> torch.Tensor:
     return done.x
 
 
-full = run(thg.Plan(STEPS, range(STEPS)))
+full = run(thg.Plan(STEPS, tuple(range(STEPS))))
 fewer = run(thg.tapered(0.65).plan(thg.Run.of(STEPS)))
 print(f"largest difference: {float((full - fewer).abs().max()):.1e}")

@@ -208,6 +208,18 @@ print(seconds)
     assert float(done.stdout) < 2.0
 
 
+def test_every_error_is_listed():
+    """The tree in the docstring of `errors` has each exception that is defined anywhere in thg."""
+    defined = {
+        node.name
+        for path, _ in _modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and any("Error" in ast.unparse(base) for base in node.bases)
+    }
+    assert len(defined) > 8
+    assert not {name for name in defined if f"── {name} " not in errors.__doc__}
+
+
 def test_every_error_is_a_thg_error():
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     assert len(classes) >= 8

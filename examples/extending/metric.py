@@ -32,7 +32,9 @@ if __name__ == "__main__":
 
     def pictures() -> torch.Tensor:
         noise = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
-        return pipe([*prompts], num_inference_steps=30, guidance_scale=5.0, generator=noise, output_type="pt").images
+        call = {"num_inference_steps": 30, "guidance_scale": 5.0, "output_type": "pt"}
+        images: torch.Tensor = pipe([*prompts], generator=noise, **call).images
+        return images
 
     plain = pictures()
     metric = VisibleChange()

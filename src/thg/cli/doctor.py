@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thg.distribution import EXTRAS, __version__, install_line
+from thg.cli.bfloat16 import bfloat16_works, remedy
+from thg.distribution import EXTRAS, NAME, __version__, install_line
 from thg.models import ShippedName, shipped_path
 
 # Imported in a process of their own: a CUDA build of these beside another torch breaks transformers with them.
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = [*_versions(), *_devices(), *_extras(), *_fragile(), *_shipped()]
+    findings = [*_versions(), *_namesakes(), *_devices(), _bfloat16(), *_extras(), *_fragile(), *_shipped()]
     for finding in findings:
         mark = {True: "ok ", False: "BAD", None: " - "}[finding.ok]
         print(f"{mark}  {finding.what:22s} {finding.result}")
@@ -48,12 +49,32 @@ def _versions() -> list[Finding]:
     ]
 
 
+def _namesakes() -> list[Finding]:
+    """Other distributions that install a module `thg`: whichever came last has overwritten files of the other."""
+    others = {name for name in importlib.metadata.packages_distributions().get("thg", []) if name != NAME}
+    return [
+        Finding(
+            other,
+            f"another project that installs a module thg over this one; write pip uninstall {other}, then install "
+            f"{NAME} again",
+            ok=False,
+        )
+        for other in sorted(others)
+    ]
+
+
 def _devices() -> list[Finding]:
     if torch.cuda.is_available():
         return [Finding(f"cuda:{i}", torch.cuda.get_device_name(i)) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         return [Finding("mps", "Apple GPU")]
     return [Finding("device", "no GPU: everything runs on the CPU", None)]
+
+
+def _bfloat16() -> Finding:
+    if bfloat16_works():
+        return Finding("bfloat16 on the CPU", "works")
+    return Finding("bfloat16 on the CPU", f"stops the process with an illegal instruction; {remedy()}", None)
 
 
 def _extras() -> list[Finding]:

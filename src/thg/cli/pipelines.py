@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import torch
 
+from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import missing
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
@@ -73,6 +74,7 @@ def load(args: argparse.Namespace) -> Any:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = DTYPES[args.dtype] if args.dtype else (torch.float16 if device.startswith("cuda") else torch.float32)
     _check_device(device)
+    require_bfloat16(dtype, device)
     _quiet()
     if args.model in SHIPPED:
         pipe: Any = shipped_pipeline(args.model, device=device, dtype=dtype)

@@ -27,7 +27,7 @@ BEHIND = 20  # events on their way from which on a listener gets no more preview
 log = logging.getLogger("thg.studio")
 
 
-class QueueFull(Exception):
+class QueueFull(THGError):
     """No room for another job; `retry_after` is a guess in seconds."""
 
     def __init__(self, retry_after: int) -> None:
@@ -62,7 +62,7 @@ class Job:
         while True:
             try:
                 event = await asyncio.wait_for(self._events.get(), patience)
-            except TimeoutError:  # not yet the built-in one in Python 3.10
+            except TimeoutError:
                 yield None
                 continue
             yield event
