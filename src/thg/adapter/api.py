@@ -47,7 +47,6 @@ class Enabled:
             self.scheduler = pipe.scheduler
 
     def undo(self) -> None:
-        self.takeover.end()
         for network in self.networks:
             patch.release(network, self.takeover)
         self._unwatch()

@@ -14,6 +14,8 @@ from typing import Any
 
 from thg.errors import UnsupportedPipelineError
 
+NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
+
 
 class Caller:
     """The frames of a running pipeline, innermost first. Holds frames: keep it no longer than the call."""
@@ -49,6 +51,11 @@ class Caller:
             f"thg cannot tell whether this call of {type(self.pipe).__name__} uses guidance: it has neither the "
             "property do_classifier_free_guidance nor a variable of that name"
         )
+
+    def noise_argument(self) -> str:
+        """The argument by which this call makes its scheduler add noise, or nothing."""
+        given = self.local("extra_step_kwargs")
+        return next((name for name in NOISE_ARGUMENTS if isinstance(given, dict) and given.get(name)), "")
 
     def guidance_scale(self) -> float | None:
         """w, where it is one number."""

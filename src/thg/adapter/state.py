@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from thg.adapter.corrector import Corrector
 from thg.adapter.rows import tensors_of
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Guide, Run, Term
+from thg.plans.guide import Guide, Run
 from thg.plans.plan import Plan
 
 
@@ -40,7 +39,6 @@ class RunState:
         self.conditional: Any = None  # its network and arguments, for a guide that visits
         self.answered = True
         self.plan: Plan | None = None
-        self.corrector: Corrector | None = None
         self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
 
     def next_step(self, pipeline: str) -> int:
@@ -59,10 +57,6 @@ class RunState:
         self.evaluations[-1] += branches
         self.plain[-1] += instead_of
         self.ended = time.perf_counter()
-
-    def observed(self, guide: Guide, conditional: Term, used: Term) -> None:
-        if self.corrector is not None:
-            self.corrector.evaluated(conditional, used, getattr(guide, "correction", None))
 
     @property
     def at_last_step(self) -> bool:

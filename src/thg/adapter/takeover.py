@@ -20,11 +20,12 @@ from torch import Tensor
 from thg.adapter import caller as calling
 from thg.adapter import rows
 from thg.adapter.caller import Caller
-from thg.adapter.corrector import Corrector
+from thg.adapter.host import host_copy
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.report import Summary
-from thg.adapter.schedulers import scheduler_log_snr
+from thg.adapter.response import scheduler_response
+from thg.adapter.schedulers import adds_noise, scheduler_log_snr
 from thg.adapter.state import RunState
 from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
@@ -59,13 +60,7 @@ class Takeover:
         """The scheduler has set its time steps: a new run."""
         self._refuse_second_thread()
         self._refresh()
-        self.end()
         self.state = RunState()
-
-    def end(self) -> None:
-        """Lets go of the scheduler, should a run have stopped on its way."""
-        if self.state is not None and self.state.corrector is not None:
-            self.state.corrector.detach()
 
     def _refuse_second_thread(self) -> None:
         state = self.state
@@ -108,19 +103,25 @@ class Takeover:
             timesteps = self.pipe.scheduler.timesteps
         elif isinstance(timesteps, Tensor):
             state.timesteps = weakref.ref(timesteps)
-        times = [_number(t) for t in timesteps]
+        scheduler, calls = host_copy(self.pipe.scheduler, timesteps)
+        times = [float(t) for t in calls]
         order = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
+        if noise := who.noise_argument():
+            response, reason = None, f"the scheduler adds noise at every step ({noise} above 0)"
+        else:
+            response, reason = scheduler_response(scheduler, calls)
         state.run = Run(
             steps=len(times),
             positions=tuple(order[t] for t in times),
             guidance_scale=who.guidance_scale(),
-            log_snr=_log_snr(self.pipe.scheduler, times),
+            log_snr=_log_snr(scheduler, times),
             times=tuple(times),
             network=fingerprint(self.pipe),
+            response=response,
+            no_response=reason,
+            adds_noise=bool(noise) or adds_noise(scheduler),
         )
         state.guide = self.maker.guide(state.run)
-        if state.guide.plan is not None and state.guide.plan.corrector:
-            state.corrector = Corrector(self.pipe.scheduler, state.run.steps)
         return state
 
     # -- network calls
@@ -183,7 +184,6 @@ class Takeover:
             parts = rows.branch_terms(output, n)
             term = tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
             used = guide.observe(step, parts[cond], term)
-            state.observed(guide, parts[cond], term if used is None else used)
             return output if used is None else self._with(output, parts, cond, predicted, used)
 
         keep = [k for k in range(n) if k not in predicted]
@@ -260,7 +260,6 @@ class Takeover:
             (parts,) = rows.branch_terms(own, 1)
             term = difference(conditional, parts)
             used = guide.observe(step, conditional, term)
-            state.observed(guide, conditional, term if used is None else used)
             result = own if used is None else rows.assemble(own, [unconditional(conditional, used)])
         else:
             state.evaluated(0, 1)
@@ -294,9 +293,9 @@ class Takeover:
             note = "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
         elif not state.guided_steps:
             note = "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
-        elif state.corrector is not None:
-            note = state.corrector.note
         plan = state.plan if state.guide is None else state.guide.plan
+        if not note and plan is not None and plan.corrector and state.run.response is None:
+            note = f"the corrector was left out: {state.run.no_response}"
         return Summary(
             pipeline=self.name,
             steps=state.run.steps,

@@ -7,7 +7,6 @@ not evaluated; it is what thg does inside a pipeline. They are the same for a fi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -18,8 +17,9 @@ from thg.errors import PlanError
 from thg.ode.network import Denoiser, Network, require_finite
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, observe, step
-from thg.plans import hare
+from thg.plans.guide import HareGuide, Run
 from thg.plans.plan import Plan
+from thg.plans.response import Response
 
 Form = Literal["predictor", "two-state"]
 
@@ -104,55 +104,28 @@ def _predictor(
     network: Network, x: Tensor, plan: Plan, schedule: Schedule, solver: Solver, guidance_scale: float
 ) -> Tensor:
     """One state; where d is not evaluated it is predicted by the hare."""
+    response = solver_response(solver, schedule) if plan.corrector else None
+    guide = HareGuide(plan, replace(Run.of(plan.steps, guidance_scale), response=response))
     track = Track(x)
-    scales = [(guidance_scale - 1) * plan.boost_at(i) for i in range(plan.end_of_guidance)]  # (w - 1) b
-    kept = plan.hare_order + bool(plan.corrector)  # evaluations that are looked at when a fresh one arrives
-    positions: list[int] = []
-    terms: list[Tensor] = []
     for i in range(plan.steps):
         node = schedule.nodes[i]
         output = network(track.x, node, True)
-        if plan.evaluates(i):
-            del positions[: len(positions) + 1 - kept], terms[: len(terms) + 1 - kept]
-            terms.append(output - network(track.x, node, False))
-            positions.append(i)
-            if plan.corrector and len(positions) > 1:
-                track = _corrected(track, plan, schedule, solver, scales, positions, terms)
-        if plan.guides(i):
-            d = terms[-1] if positions[-1] == i else hare.predict(positions, terms, i, plan.hare_order)
-            output = output.add(d, alpha=scales[i])  # e_c + (w - 1) b d
-            del d
+        if guide.evaluates(i):
+            fresh = (output - network(track.x, node, False),)
+            term = guide.observe(i, (output,), fresh) or fresh
+        else:
+            term = guide.predict(i, (output,)) or ()
+        for d in term:
+            output = output.add(d, alpha=guidance_scale - 1)  # e_c + (w - 1) b d
         track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
     return track.x
 
 
-def _corrected(
-    track: Track[Tensor],
-    plan: Plan,
-    schedule: Schedule,
-    solver: Solver,
-    scales: Sequence[float],
-    positions: Sequence[int],
-    terms: Sequence[Tensor],
-) -> Track[Tensor]:
-    """The track, with the error of the leap just finished taken back as far as the fresh term shows it.
-
-    The leap was run on the polynomial through the last `hare_order` evaluations before it. With the fresh one the
-    degree rises by one, so in Newton's form the two differ at step k by `D * prod(k - position)`, with D the divided
-    difference of all of them. The solver is linear: its response is D times what it makes, from zero, of those
-    products, which are mere numbers. What it remembers of the leap is corrected along with the state. A boost stays on.
-    """
-    *before, fresh = positions
-    second = before[-1] + 1  # the first step of the leap had its true term
-    if second == fresh:
-        return track
-    response = Track(0.0, schedule.nodes[:second], (0.0,) * min(second, solver.memory - 1))
-    for k in range(second, fresh):
-        difference = plan.corrector * scales[k] * math.prod(k - position for position in before)
-        response = step(response, solver, schedule.nodes[k], difference, schedule.landings[k], schedule.normal)
-    weights = [1 / math.prod(own - other for other in positions if other != own) for own in positions]
-    divided = weights[0] * terms[0]  # D
-    for weight, term in zip(weights[1:], terms[1:], strict=True):
-        divided.add_(term, alpha=weight)
-    outputs = (m.add(divided, alpha=r) if r else m for m, r in zip(track.outputs, response.outputs, strict=True))
-    return Track(track.x.add(divided, alpha=response.x), track.path, tuple(outputs))
+def solver_response(solver: Solver, schedule: Schedule) -> Response:
+    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+    track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
+    rows = []
+    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
+        rows.append(track.x)
+    return Response(torch.stack(rows).numpy())

@@ -1,0 +1,45 @@
+"""A scheduler as the host sees it: a copy with all its tensors on the CPU, fetched with at most one wait."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def host_copy(scheduler: Any, timesteps: Any) -> tuple[Any, list[Tensor]]:
+    """A copy of a scheduler on the CPU, and the time of each call of a run as a tensor without dimensions.
+
+    timesteps: those of the run, which may be a part of the scheduler's own.
+    """
+    clone = copy.copy(scheduler)
+    state = {name: value for name, value in vars(scheduler).items() if name not in ("step", "set_timesteps")}
+    remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
+    times = timesteps if isinstance(timesteps, Tensor) else torch.as_tensor([float(t) for t in timesteps])
+    if times.device.type != "cpu":
+        remote[""] = times
+    fetched = _fetch(remote)
+    times = fetched.pop("", times).detach().clone()
+    clone.__dict__ = {name: fetched[name] if name in fetched else _own(value) for name, value in state.items()}
+    return clone, list(times.reshape(len(times), -1)[:, 0])
+
+
+def _own(value: Any) -> Any:
+    """Schedulers write into their lists and tensors."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, list) else value
+
+
+def _fetch(remote: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of one device on the CPU, in a single transfer. Whole numbers up to 2^24 stay exact."""
+    if not remote:
+        return {}
+    flat = torch.cat([value.detach().reshape(-1).float() for value in remote.values()]).cpu()
+    parts = torch.split(flat, [value.numel() for value in remote.values()])
+    return {
+        name: part.reshape(value.shape).to(value.dtype)
+        for (name, value), part in zip(remote.items(), parts, strict=True)
+    }

@@ -1,0 +1,79 @@
+"""The response of a diffusers scheduler to the network's outputs, by one pass of a copy of it over its calls.
+
+Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry. Two
+entries more tell whether this is all there is to know: loud random outputs, which a scheduler that clips or thresholds
+does not answer in proportion, and silence, in which one that draws noise is heard.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.adapter.schedulers import adds_noise
+from thg.plans.response import Response
+
+LOUD = 100.0  # far beyond what a network puts out
+LONGEST = 1000  # calls of a run whose response is still measured: the matrix grows with their square
+REMEMBERED = 32  # responses
+
+_cache: OrderedDict[Any, Response | str] = OrderedDict()
+
+
+def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> tuple[Response | None, str]:
+    """The response over the calls at these times, or None and the reason. The scheduler is a copy on the CPU."""
+    key = _key(scheduler, times)
+    found = _cache.get(key)
+    if found is None:
+        found = _measure(scheduler, times)
+        _cache[key] = found
+        if len(_cache) > REMEMBERED:
+            _cache.popitem(last=False)
+    return (None, found) if isinstance(found, str) else (found, "")
+
+
+def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
+    """All that a scheduler holds."""
+    values = vars(scheduler).items()
+    state = tuple((name, v.numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for name, v in sorted(values))
+    return type(scheduler), state, tuple(float(t) for t in times)
+
+
+def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
+    name = type(scheduler).__name__
+    if adds_noise(scheduler):
+        return f"{name} adds noise at every step"
+    if len(times) > LONGEST:
+        return f"a run of {len(times)} network calls is too long for it"
+    try:
+        states = _pass(scheduler, times)
+    except Exception as error:
+        return f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
+    matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
+    if silent.any():
+        return f"{name} adds noise at every step"
+    expected = matrix @ _loud(len(times))
+    if not torch.allclose(loud, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        return f"{name} is not linear as it is configured (it clips or thresholds)"
+    return Response(matrix.numpy())
+
+
+def _pass(scheduler: Any, times: Sequence[Tensor]) -> Tensor:
+    """The states after each call, one row each."""
+    count = len(times)
+    outputs = torch.cat([torch.eye(count), _loud(count)[:, None], torch.zeros(count, 1)], dim=1).double()
+    state = torch.zeros(1, 1, count + 2, dtype=torch.float64)  # some schedulers look for a channel dimension
+    rows = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for time, output in zip(times, outputs, strict=True):
+            (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
+            rows.append(state.flatten().double())
+    return torch.stack(rows)
+
+
+def _loud(count: int) -> Tensor:
+    return LOUD * torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,54 @@
+"""How the states of a linear solver respond to the network's outputs, and the corrections that follow from it.
+
+A leap ran on predicted guidance; a fresh term then shows what was missing at each of its steps, `amount_k * direction`.
+A linear solver would have turned these amounts into the state `sum_k R[n, k] amount_k * direction` after call n. The
+same states are reached if multiples c_j, c_(j+1), ... of the direction are added to the guidance of the calls that
+follow, one after the other: `R[n, n] c_n = owed_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
+cancels. A one-step solver needs c_j alone, sum_k W_k amount_k / W_j; a solver with memory a few more, because an output
+acts on several of its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no longer carried on to later calls
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k."""
+
+    matrix: NDArray[np.float64]
+
+    @classmethod
+    def from_final(cls, responses: Sequence[float]) -> Response:
+        """Where W_k alone is known: as if the final state were the next one."""
+        return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
+
+    @property
+    def final(self) -> tuple[float, ...]:
+        """W_k: the response of the final state to the output of each call."""
+        return tuple(self.matrix[-1].tolist())
+
+    def corrections(self, first: int, amounts: Sequence[float]) -> tuple[float, ...]:
+        """c_j, c_(j+1), ... for the amounts that were missing at the calls from `first` to j - 1."""
+        j = first + len(amounts)
+        own = np.diagonal(self.matrix)[j:]
+        final = self.matrix[-1, j:]
+        owed = self.matrix[j:, first:j] @ np.asarray(amounts, dtype=np.float64)
+        enough = NEGLIGIBLE * np.abs(owed).max(initial=0.0)
+        found: list[float] = []
+        for n in range(len(owed)):
+            c = owed[n] / own[n] if own[n] else 0.0
+            owed -= c * self.matrix[j:, j + n]
+            found.append(float(c))
+            if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
+                if abs(final[n]) > 0.1 * abs(own[n]):  # the last one settles the final state
+                    found[-1] += float(owed[-1] / final[n])
+                break
+        return tuple(found)
