@@ -55,6 +55,33 @@ def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, s
     return Result(out["samples"], shipped.decode(out["samples"]), calls)
 
 
+@dataclass
+class Compared:
+    plain: Result
+    ours: Result
+
+    @property
+    def psnr(self) -> float:
+        return psnr(self.ours.pictures, self.plain.pictures)
+
+    @property
+    def share(self) -> float:
+        """Of the evaluations."""
+        return sum(self.ours.calls) / sum(self.plain.calls)
+
+
+def compared(shipped, model, plain=None, **kwargs) -> Compared:
+    """A run of a model with the node beside one without; given the latter, the model has the node already."""
+    if plain is not None:
+        return Compared(plain, ksampler(shipped, model, **kwargs))
+    return Compared(ksampler(shipped, model, **kwargs), ksampler(shipped, with_thg(model), **kwargs))
+
+
+def strip(latents: torch.Tensor) -> str:
+    """One mark for each denoiser call of the run that made these latents."""
+    return report(latents).splitlines()[1][1:-1]
+
+
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     error = float(((a - b) ** 2).mean())
     return math.inf if error == 0 else -10 * math.log10(error)

@@ -1,0 +1,95 @@
+"""Nothing is left behind: after an interruption, after a failure, of one run in the next, of one model in another."""
+
+import copy
+import gc
+import logging
+import weakref
+
+import comfy.model_management
+import pytest
+import torch
+from pack.session import Session
+from sampling import ksampler, report, strip, with_thg
+
+STEPS = 12
+
+
+def test_a_run_does_not_know_of_the_one_before(eps):
+    model = with_thg(eps.model)
+    first = ksampler(eps, model, steps=STEPS, seed=0)
+    ksampler(eps, model, "heun", steps=5, seed=1, batch=2)
+    again = ksampler(eps, model, steps=STEPS, seed=0)
+    assert torch.equal(first.latents, again.latents)
+    assert first.calls == again.calls
+
+
+@pytest.mark.parametrize("error", [comfy.model_management.InterruptProcessingException, RuntimeError])
+def test_an_interrupted_run_leaves_nothing_behind(eps, error):
+    model = with_thg(eps.model)
+    expected = ksampler(eps, model, steps=STEPS)
+    options = copy.copy(model.model_options)
+
+    def stop(args):
+        if args["sigma"][0] < 2:
+            raise error
+        return args["denoised"]
+
+    stopped = model.clone()
+    stopped.set_model_sampler_post_cfg_function(stop)
+    with pytest.raises(error):
+        ksampler(eps, stopped, steps=STEPS)
+    assert model.model_options == options
+    assert not sessions()
+    assert torch.equal(ksampler(eps, model, steps=STEPS).latents, expected.latents)
+
+
+def sessions():
+    gc.collect()
+    return [thing for thing in gc.get_objects() if isinstance(thing, Session)]
+
+
+def test_a_run_keeps_nothing_but_its_report(eps):
+    result = ksampler(eps, with_thg(eps.model), steps=STEPS)
+    assert not sessions()
+    latents = weakref.ref(result.latents)
+    del result
+    gc.collect()
+    assert latents() is None
+
+
+def test_two_models_do_not_share_anything(eps, flow):
+    models = {"eps": with_thg(eps.model), "flow": with_thg(flow.model, 0.8)}
+    alone = {s.name: ksampler(s, models[s.name], steps=STEPS) for s in (eps, flow)}
+    for shipped in (flow, eps, flow):
+        again = ksampler(shipped, models[shipped.name], steps=STEPS)
+        assert torch.equal(again.latents, alone[shipped.name].latents)
+        assert report(again.latents) == report(alone[shipped.name].latents)
+
+
+def test_a_second_node_replaces_the_first(eps):
+    both = ksampler(eps, with_thg(with_thg(eps.model, 0.5), 0.8), steps=STEPS)
+    assert torch.equal(both.latents, ksampler(eps, with_thg(eps.model, 0.8), steps=STEPS).latents)
+
+
+def test_reports_belong_to_their_latents(eps):
+    model = with_thg(eps.model)
+    first, second = ksampler(eps, model, steps=STEPS), ksampler(eps, model, steps=STEPS + 4)
+    assert len(strip(first.latents)) == STEPS
+    assert len(strip(second.latents)) == STEPS + 4
+    assert len(strip(second.latents.half())) == STEPS + 4, "in half precision"
+    assert "No run" in report(torch.randn(1, 4, 8, 8))
+
+
+def test_the_log_has_the_line_of_the_report(eps, caplog):
+    with caplog.at_level(logging.INFO, logger="pack"):
+        result = ksampler(eps, with_thg(eps.model, verbose=True), steps=STEPS)
+    assert report(result.latents) in caplog.text
+    assert "denoiser calls at" in caplog.text
+
+
+def test_the_global_random_numbers_are_untouched(eps):
+    """The sampler is run on numbers before the run, and that must not change what it draws."""
+    state = torch.get_rng_state()
+    plain = ksampler(eps, eps.model, "dpmpp_sde", steps=4)
+    torch.set_rng_state(state)
+    assert torch.equal(ksampler(eps, with_thg(eps.model, 1.0), "dpmpp_sde", steps=4).latents, plain.latents)

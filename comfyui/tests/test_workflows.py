@@ -1,0 +1,145 @@
+"""The ways in which people use sampler nodes: parts of a run, pictures to start from, masks, regions, ControlNet, LoRA."""
+
+import comfy.controlnet
+import comfy.samplers
+import comfy.sd
+import pytest
+import torch
+from comfy.cldm.cldm import ControlNet
+from comfy_extras import nodes_context_windows, nodes_custom_sampler
+from sampling import CFG, PROMPTS, compared, ksampler, psnr, report, strip, with_thg
+from shipped import CPU, UNET, Operations
+
+import nodes
+
+STEPS = 30
+ALIKE = 32  # dB
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_a_run_in_two_parts(name, request):
+    shipped = request.getfixturevalue(name)
+    prompt, empty = shipped.encode(PROMPTS[0]), shipped.encode("")
+
+    def run(model):
+        latent, texts = {"samples": torch.zeros(1, 4, 8, 8)}, []
+        for first, last, noise, leave in ((0, 12, "enable", "enable"), (12, STEPS, "disable", "disable")):
+            arguments = (prompt, empty, latent, first, last, leave)
+            (latent,) = nodes.KSamplerAdvanced().sample(
+                model, noise, 0, STEPS, CFG[name], "euler", "normal", *arguments
+            )
+            texts.append(report(latent["samples"]))
+        return shipped.decode(latent["samples"]), texts
+
+    plain, _ = run(shipped.model)
+    pictures, texts = run(with_thg(shipped.model))
+    assert "16 network evaluations instead of 24" in texts[0]
+    assert "23 network evaluations instead of 36" in texts[1]
+    assert psnr(pictures, plain) > ALIKE
+
+
+def test_custom_samplers(eps):
+    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+    sigmas = comfy.samplers.calculate_sigmas(eps.model.get_model_object("model_sampling"), "karras", STEPS)
+    sampler = comfy.samplers.sampler_object("dpmpp_2m")
+
+    def custom(model):
+        arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
+        return nodes_custom_sampler.SamplerCustom.execute(*arguments)[0]["samples"]
+
+    def advanced(model):
+        guider = nodes_custom_sampler.CFGGuider.execute(model, prompt, empty, 5.0)[0]
+        noise = nodes_custom_sampler.Noise_RandomNoise(0)
+        return nodes_custom_sampler.SamplerCustomAdvanced.execute(noise, guider, sampler, sigmas, latent)[0]["samples"]
+
+    for run in (custom, advanced):
+        plain, ours = run(eps.model), run(with_thg(eps.model))
+        assert "39 network evaluations instead of 60" in report(ours)
+        assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_a_batch(name, request):
+    shipped = request.getfixturevalue(name)
+    result = compared(shipped, shipped.model, steps=STEPS, batch=3)
+    assert result.psnr > ALIKE
+    assert result.share == 0.65
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_from_a_picture_and_with_a_mask(name, request):
+    shipped = request.getfixturevalue(name)
+    start = ksampler(shipped, shipped.model, seed=1, steps=10).latents
+    mask = torch.zeros(1, 1, 8, 8)
+    mask[..., 4:] = 1
+    for latent in ({"samples": start}, {"samples": start, "noise_mask": mask}):
+        result = compared(shipped, shipped.model, steps=STEPS, denoise=0.6, latent=latent)
+        assert result.psnr > ALIKE
+        assert result.share == 0.65
+    assert psnr(result.ours.latents[..., :3], start[..., :3]) > 60, "what the mask keeps"
+
+
+def test_regions(eps):
+    left = nodes.ConditioningSetArea().append(eps.encode(PROMPTS[0]), 32, 64, 0, 0, 1.0)[0]
+    right = nodes.ConditioningSetMask().append(eps.encode(PROMPTS[1]), torch.ones(1, 8, 8).triu(), "default", 1.0)[0]
+    result = compared(eps, eps.model, steps=STEPS, positive=left + right + eps.encode(""))
+    assert result.psnr > ALIKE
+    assert result.share == pytest.approx(0.65, abs=0.02)
+
+
+def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps):
+    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, 0.55)[0]
+    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), 0.55, 1.0)[0]
+    result = compared(eps, eps.model, steps=STEPS, positive=first + second)
+    assert result.psnr > ALIKE
+    schedule = eps.model.get_model_object("model_sampling")
+    sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", STEPS)[:-1]
+    change = int((sigmas > schedule.percent_to_sigma(0.55)).sum())
+    assert strip(result.ours.latents)[change] == "●"
+
+
+def control_net():
+    """A small ControlNet with weights at random, one that speaks up."""
+    config = {key: value for key, value in UNET.items() if key not in ("out_channels", "transformer_depth_output")}
+    torch.manual_seed(0)
+    network = ControlNet(**config, hint_channels=3, operations=Operations, device=CPU)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.normal_(std=0.03)
+    return comfy.controlnet.ControlNet(network, load_device=CPU)
+
+
+def test_a_control_net_that_ends_early(eps):
+    image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
+    conditions = (eps.encode(PROMPTS[0]), eps.encode(""))
+    apply = nodes.ControlNetApplyAdvanced().apply_controlnet
+    positive, negative = apply(*conditions, control_net(), image, 1.0, 0.0, 0.5)
+    result = compared(eps, eps.model, steps=STEPS, positive=positive, negative=negative)
+    assert psnr(result.plain.pictures, ksampler(eps, eps.model, steps=STEPS).pictures) < 30, "it must matter"
+    assert result.psnr > ALIKE
+
+
+def test_a_lora(eps):
+    name = "middle_block.1.transformer_blocks.0.attn2.to_k"
+    up, down = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in ((96, 4), (4, 64)))
+    lora = {f"lora_unet_{name.replace('.', '_')}.lora_{end}.weight": w for end, w in (("up", up), ("down", down))}
+    model, _ = comfy.sd.load_lora_for_models(eps.model, None, lora, 0.3, 0)
+    result = compared(eps, model, steps=STEPS)
+    assert psnr(result.plain.pictures, ksampler(eps, eps.model, steps=STEPS).pictures) < 50, "it must matter"
+    assert result.psnr > ALIKE
+
+
+@pytest.mark.parametrize("schedule", ["standard_static", "looped_uniform"])
+def test_context_windows(eps, schedule):
+    node = nodes_context_windows.ContextWindowsManualNode
+    model = node.execute(eps.model, 3, 1, schedule, 1, False, "pyramid", 0, False, causal_window_fix=False)[0]
+    result = compared(eps, model, steps=STEPS, batch=5)
+    assert result.psnr > ALIKE
+
+
+def test_the_steps_of_a_list(eps):
+    result = ksampler(eps, with_thg(eps.model, steps="0-4, 6, 9-28:3"), steps=STEPS)
+    assert strip(result.latents) == "●●●●●·●··" + "●··" * 7
+    heun = ksampler(eps, with_thg(eps.model, steps="0, 2"), "heun", steps=4)
+    assert strip(heun.latents) == "●··●●··"
