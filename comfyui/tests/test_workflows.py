@@ -1,16 +1,15 @@
-"""The ways in which people use sampler nodes: parts of a run, pictures to start from, masks, regions, ControlNet, LoRA."""
+"""The ways in which people use sampler nodes: parts of a run, a picture to start from, masks, regions, and so on."""
 
 import comfy.controlnet
 import comfy.samplers
 import comfy.sd
+import nodes
 import pytest
 import torch
 from comfy.cldm.cldm import ControlNet
 from comfy_extras import nodes_context_windows, nodes_custom_sampler
 from sampling import CFG, PROMPTS, compared, ksampler, psnr, report, strip, with_thg
 from shipped import CPU, UNET, Operations
-
-import nodes
 
 STEPS = 30
 ALIKE = 32  # dB

@@ -6,6 +6,7 @@ The stand-in has what samplers look for in ComfyUI's guided model, a copy of the
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from .core.errors import ScheduleError
 from .core.plans.calls import Answer, Calls, trace
+
+TINY = 1e-12
 
 
 def calls_of(sampler: Any, sigmas: Tensor, model_sampling: Any, cfg: float, seed: int | None) -> Calls:
@@ -48,6 +51,13 @@ def unit(schedule: Any, sigma: float) -> float:
     return float(schedule.calculate_denoised(torch.tensor([sigma]), one, torch.zeros_like(one)))
 
 
+def log_snr(schedule: Any, sigma: float) -> float:
+    """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
+    at, one, zero = torch.tensor([sigma], dtype=torch.float64), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+    noise, signal = (float(schedule.noise_scaling(at, *mix)) for mix in ((one.clone(), zero), (zero.clone(), one)))
+    return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
+
+
 class StandIn:
     """Looks to a sampler like ComfyUI's guided model. The conditional output is zero, the guidance term given."""
 
@@ -58,7 +68,7 @@ class StandIn:
         self._schedule, self._cfg, self._answer = schedule, cfg, answer
 
     def __call__(self, x: Tensor, sigma: Tensor, model_options: dict[str, Any] | None = None, **_: Any) -> Tensor:
-        term = self._answer(sigma)
+        term = self._answer(x, sigma)
         denoised: Tensor
         conditional, unconditional, denoised = (
             self._schedule.calculate_denoised(sigma, share * term, x) for share in (0.0, -1.0, self._cfg - 1)

@@ -20,7 +20,7 @@ from .core.plans.denoised import DenoisedGuide
 from .core.plans.guide import HareGuide, Run
 from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
 from .guards import obstacle
-from .sampler import calls_of
+from .sampler import calls_of, log_snr
 from .settings import Settings
 
 OUTER_SAMPLE, SAMPLER_SAMPLE = "outer_sample", "sampler_sample"
@@ -105,11 +105,11 @@ class Session:
     # -- the plan, the memory, the count
 
     def _begin(self, calls: Calls, grid: list[float], schedule: Any, guider: Any) -> None:
-        run = calls.run(grid, _cfg(guider))
+        run = calls.run(grid, _cfg(guider), [log_snr(schedule, sigma) for sigma in calls.sigmas])
         plan = self.settings.plan(run, schedule.percent_to_sigma)
         self._known = Known(calls, run, plan)
-        if self.settings.corrector and calls.reason:
-            self.note = f"no corrector: {calls.reason}"
+        if self.settings.corrector and run.response is None:
+            self.note = f"no corrector: {run.no_response}"
         if self.settings.verbose:
             log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, calls.sigmas, plan)
 

@@ -57,6 +57,7 @@ def _part(run: Run, calls: list[int]) -> Run:
         steps=len(calls),
         positions=tuple(run.positions[k] for k in calls),
         times=tuple(run.times[k] for k in calls),
+        log_snr=None if run.log_snr is None else tuple(run.log_snr[k] for k in calls),
     )
 
 

@@ -67,7 +67,7 @@ def adaptive(denoiser, x, sigmas=SIGMAS):
 
 def on_numbers(sampler, sigmas=SIGMAS):
     """A sampler as `trace` runs it, for a network that predicts the noise."""
-    return lambda start, answer: sampler(lambda x, sigma: x - sigma * answer(sigma), start, sigmas)
+    return lambda start, answer: sampler(lambda x, sigma: x - sigma * answer(x, sigma), start, sigmas)
 
 
 def calls_of(sampler, sigmas=SIGMAS):
@@ -78,7 +78,8 @@ def test_the_responses_of_euler_are_its_steps():
     calls = calls_of(euler)
     assert calls.sigmas == tuple(SIGMAS[:-1].tolist())
     assert calls.units == tuple(-sigma for sigma in calls.sigmas)
-    assert calls.responses == pytest.approx(SIGMAS.diff().tolist(), rel=1e-5)
+    assert calls.response.final == pytest.approx(SIGMAS.diff().tolist(), rel=1e-5)
+    assert calls.response.matrix[2] == pytest.approx([*SIGMAS.diff()[:3].tolist(), 0, 0], rel=1e-5), "one row per state"
 
 
 @pytest.mark.parametrize("sampler", [heun, dpmpp_2m])
@@ -86,8 +87,8 @@ def test_the_final_state_is_the_sum_of_the_responses(sampler):
     calls = calls_of(sampler)
     outputs = torch.randn(len(calls.sigmas), generator=torch.Generator().manual_seed(1))
     given = iter(outputs)
-    final = on_numbers(sampler)(torch.zeros(1), lambda sigma: next(given))
-    assert final.item() == pytest.approx(torch.tensor(calls.responses).dot(outputs).item(), rel=1e-5)
+    final = on_numbers(sampler)(torch.zeros(1), lambda x, sigma: next(given))
+    assert final.item() == pytest.approx(torch.tensor(calls.response.final).float().dot(outputs).item(), rel=1e-5)
 
 
 def test_heun_calls_twice_at_each_inner_level():
@@ -108,8 +109,9 @@ def test_a_grid_that_rises_leaves_the_order_of_the_calls():
 @pytest.mark.parametrize(("sampler", "reason"), [(ancestral, "adds noise"), (clipped, "not linear")])
 def test_no_responses_where_they_do_not_exist(sampler, reason):
     calls = calls_of(sampler, SIGMAS[:-1])
-    assert calls.responses is None
-    assert reason in calls.reason
+    assert calls.response is None
+    assert reason in calls.no_response
+    assert calls.adds_noise == (sampler is ancestral)
     assert len(calls.sigmas) == 4
 
 
@@ -119,7 +121,10 @@ def test_steps_that_depend_on_the_network_are_refused():
 
 
 def test_a_call_without_noise_is_guided_in_denoised_latents():
-    calls = trace(lambda start, answer: start + answer(torch.tensor(2.0)) + answer(torch.tensor(0.0)), lambda s: -s)
+    def sampler(start, answer):
+        return start + answer(start, torch.tensor(2.0)) + answer(start, torch.tensor(0.0))
+
+    calls = trace(sampler, lambda sigma: -sigma)
     assert calls.units == (1.0, 1.0)
 
 

@@ -8,7 +8,15 @@
     ├── UnsupportedPipelineError   a pipeline without guidance to skip, or with guidance that cannot be split correctly
     ├── ConcurrentRunError         one enabled pipeline used by two threads at once
     ├── ProfileError               a calibration profile that is broken, of another version or of another model
-    └── MissingExtraError          an optional dependency or a weights file that is not there (also an ImportError)
+    ├── MissingExtraError          an optional dependency or a weights file that is not there (also an ImportError)
+    │   of the benchmark (thg.bench):
+    ├── ConfigError                a configuration that cannot be run (also a ValueError)
+    ├── DataError                  prompts or references that cannot be read (also a ValueError)
+    ├── MetricError                samples that a metric cannot measure (also a ValueError)
+    ├── OutsideError               another project's accelerator that is missing or does not fit the pipeline
+    ├── RunFolderError             a run's folder that is damaged, or of another configuration
+    │   of the studio (thg.studio):
+    └── QueueFull                  too many runs are waiting
 
 A message names the value, the cause, and the line to write instead.
 """

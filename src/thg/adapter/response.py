@@ -1,8 +1,7 @@
 """The response of a diffusers scheduler to the network's outputs, by one pass of a copy of it over its calls.
 
-Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry. Two
-entries more tell whether this is all there is to know: loud random outputs, which a scheduler that clips or thresholds
-does not answer in proportion, and silence, in which one that draws noise is heard.
+Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry; two
+entries more tell whether this is all there is to know.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from thg.adapter.schedulers import adds_noise
-from thg.plans.response import Response
+from thg.plans.response import Response, probe
 
-LOUD = 100.0  # far beyond what a network puts out
 LONGEST = 1000  # calls of a run whose response is still measured: the matrix grows with their square
 REMEMBERED = 32  # responses
 
@@ -53,19 +51,14 @@ def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
         states = _pass(scheduler, times)
     except Exception as error:
         return f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
-    matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
-    if silent.any():
-        return f"{name} adds noise at every step"
-    expected = matrix @ _loud(len(times))
-    if not torch.allclose(loud, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-        return f"{name} is not linear as it is configured (it clips or thresholds)"
-    return Response(matrix.numpy())
+    found = Response.measured(states.numpy())
+    return f"{name} {found}" if isinstance(found, str) else found
 
 
 def _pass(scheduler: Any, times: Sequence[Tensor]) -> Tensor:
     """The states after each call, one row each."""
     count = len(times)
-    outputs = torch.cat([torch.eye(count), _loud(count)[:, None], torch.zeros(count, 1)], dim=1).double()
+    outputs = torch.from_numpy(probe(count))
     state = torch.zeros(1, 1, count + 2, dtype=torch.float64)  # some schedulers look for a channel dimension
     rows = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -73,7 +66,3 @@ def _pass(scheduler: Any, times: Sequence[Tensor]) -> Tensor:
             (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
             rows.append(state.flatten().double())
     return torch.stack(rows)
-
-
-def _loud(count: int) -> Tensor:
-    return LOUD * torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+LOUD = 100.0  # far beyond what a network puts out
+LINEAR = 1e-3  # how far a solver may be off what its response says and still count as linear
 NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no longer carried on to later calls
 
 
@@ -29,6 +31,17 @@ class Response:
     def from_final(cls, responses: Sequence[float]) -> Response:
         """Where W_k alone is known: as if the final state were the next one."""
         return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
+
+    @classmethod
+    def measured(cls, states: NDArray[np.float64]) -> Response | str:
+        """From the states after each call (rows) of a solver that started at zero and was given `probe`; or why not."""
+        matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
+        if silent.any():
+            return "adds noise"
+        expected = matrix @ probe(len(matrix))[:, -2]
+        if not np.allclose(loud, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
+            return "is not linear as it is configured (it clips or thresholds)"
+        return cls(matrix)
 
     @property
     def final(self) -> tuple[float, ...]:
@@ -52,3 +65,13 @@ class Response:
                     found[-1] += float(owed[-1] / final[n])
                 break
         return tuple(found)
+
+
+def probe(count: int) -> NDArray[np.float64]:
+    """Outputs that tell a solver's response: for each call (row) a unit vector, loud random outputs, and silence.
+
+    A solver that clips or thresholds does not answer to the loud ones in proportion; one that draws noise is heard in
+    the silence.
+    """
+    loud = LOUD * np.random.default_rng(0).standard_normal((count, 1))
+    return np.concatenate([np.eye(count), loud, np.zeros((count, 1))], axis=1)

@@ -2,7 +2,7 @@
 """What a sampler will ask of its denoiser, found before the run by running it on numbers.
 
 A sampler in the style of k-diffusion is a function that calls a denoiser as it goes: how often, at which noise levels
-and with which weight in the result is written nowhere. Run on a few numbers in place of latents, with made-up outputs
+and with which weight in its states is written nowhere. Run on a few numbers in place of latents, with made-up outputs
 in place of a network's, it tells all three within milliseconds.
 """
 
@@ -19,14 +19,13 @@ from torch import Tensor
 from ..errors import ScheduleError
 from ..plans.guide import Run
 from ..plans.plan import MOST_STEPS
+from ..plans.response import Response, probe
 
-Answer = Callable[[Tensor], Tensor]
-"""answer(sigma): what the network puts out at the next call of the denoiser, in the shape of the state."""
+Answer = Callable[[Tensor, Tensor], Tensor]
+"""answer(x, sigma): what the network puts out at a call of the denoiser, in the shape of the state x."""
 
 Sampler = Callable[[Tensor, Answer], Tensor]
 """sampler(start, answer): the final state of a run from `start`, with the outputs of `answer` for the network's."""
-
-LINEAR = 1e-3  # how far a sampler may be off the sum of its responses and still count as linear: it computes in float32
 
 
 @dataclass(frozen=True)
@@ -35,18 +34,33 @@ class Calls:
 
     sigmas: the noise level of each call.
     units: what one unit of the network's output is in denoised latents, at each call.
-    responses: W_k, the response of the final state to the network's output at call k, by the sampler alone; None where
-        the sampler adds noise or is not linear, and `reason` says which.
+    response: of the states to the network's outputs; None where the sampler is not linear or adds noise, and
+        `no_response` says which.
     """
 
     sigmas: tuple[float, ...]
     units: tuple[float, ...]
-    responses: tuple[float, ...] | None = None
-    reason: str = ""
+    response: Response | None = None
+    no_response: str = "nothing is known of the sampler"
+    adds_noise: bool = False
 
-    def run(self, grid: Sequence[float], guidance_scale: float | None = None) -> Run:
-        """The same as a guide wants to know it. grid: the noise levels that the sampler was given, from high to low."""
-        return Run(len(self.sigmas), positions(self.sigmas, grid), guidance_scale, times=self.sigmas)
+    def run(
+        self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Sequence[float] | None = None
+    ) -> Run:
+        """The same as a guide wants to know it.
+
+        grid: the noise levels that the sampler was given, from high to low. log_snr: of each call, if it is known.
+        """
+        return Run(
+            steps=len(self.sigmas),
+            positions=positions(self.sigmas, grid),
+            guidance_scale=guidance_scale,
+            log_snr=None if log_snr is None else tuple(log_snr),
+            times=self.sigmas,
+            response=self.response,
+            no_response=self.no_response,
+            adds_noise=self.adds_noise,
+        )
 
 
 def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
@@ -58,20 +72,16 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
     A sampler that chooses its steps by what the network puts out is a `ScheduleError`.
     """
     sigmas, _ = _recorded(sampler, torch.zeros(1, 1))
-    n = len(sigmas)
-    again, final = _recorded(sampler, _probe(n))
+    again, states = _recorded(sampler, torch.from_numpy(probe(len(sigmas))).float())
     if again != sigmas:
         raise ScheduleError("the sampler chooses its steps by what the network puts out: they cannot be known before")
     units = tuple(unit(sigma) for sigma in sigmas)
     if not all(math.isfinite(u) and u for u in units):  # the last call of a run at sigma = 0
-        units = (1.0,) * n
-    *responses, mixed, nothing = final.double().reshape(-1).tolist()
-    if nothing:
-        return Calls(sigmas, units, reason="the sampler adds noise")
-    shares = [weight * response for weight, response in zip(_mix(n).tolist(), responses, strict=True)]
-    if not abs(sum(shares) - mixed) <= LINEAR * sum(map(abs, shares)):
-        return Calls(sigmas, units, reason="the sampler is not linear")
-    return Calls(sigmas, units, tuple(responses))
+        units = (1.0,) * len(sigmas)
+    found = Response.measured(states.double().numpy())
+    if isinstance(found, str):
+        return Calls(sigmas, units, None, f"the sampler {found}", adds_noise=bool(states[:, -1].any()))
+    return Calls(sigmas, units, found)
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:
@@ -88,25 +98,18 @@ def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ..
 
 
 def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Tensor]:
-    """The noise levels that a sampler calls at and the state that it ends in, with a row of outputs per call."""
+    """The noise levels that a sampler calls at, and the states after each call, with a row of outputs per call."""
     sigmas: list[float] = []
-    shape = (1, 1, 1, outputs.shape[1])  # as that of latents
+    states: list[Tensor] = []
+    start = torch.zeros(1, 1, 1, outputs.shape[1])  # in the shape of latents
 
-    def answer(sigma: Tensor) -> Tensor:
-        sigmas.append(float(sigma.reshape(-1)[0]))
-        call = len(sigmas) - 1
+    def answer(x: Tensor, sigma: Tensor) -> Tensor:
+        call = len(sigmas)
         if call == MOST_STEPS:
             raise ScheduleError(f"the sampler does not end: it has called its denoiser {MOST_STEPS} times")
-        return outputs[call].reshape(shape) if call < len(outputs) else torch.zeros(shape)
+        sigmas.append(float(sigma.reshape(-1)[0]))
+        states.append(x.reshape(-1))
+        return outputs[call].reshape(start.shape) if call < len(outputs) else torch.zeros_like(start)
 
-    final = sampler(torch.zeros(shape), answer)
-    return tuple(sigmas), final
-
-
-def _probe(n: int) -> Tensor:
-    """Columns of outputs: one for each call that has 1 there and 0 elsewhere, a mix of all of them, and nothing."""
-    return torch.cat([torch.eye(n), _mix(n)[:, None], torch.zeros(n, 1)], dim=1)
-
-
-def _mix(n: int) -> Tensor:
-    return torch.cos(torch.arange(n) ** 2.0)
+    final = sampler(start, answer)
+    return tuple(sigmas), torch.stack([*states[1:], final.reshape(-1)])

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..plans import hare
 from ..plans.plan import Plan
+from ..plans.response import Response
 
 Term = tuple[Tensor, ...]
 
@@ -35,6 +36,9 @@ class Run:
     log_snr: of each call, if the scheduler is one that the core understands.
     times: the time step of each call, in the scheduler's units.
     network: class and fingerprint of the network, as a profile knows it.
+    response: how the scheduler's states respond to the network's outputs. None: it is not linear, so there is no
+        corrector, and `no_response` says why.
+    order: of the scheduler. adds_noise: does it draw fresh noise at each step?
     """
 
     steps: int
@@ -43,6 +47,15 @@ class Run:
     log_snr: tuple[float, ...] | None = None
     times: tuple[float, ...] | None = None
     network: str | None = None
+    response: Response | None = None
+    no_response: str = "nothing is known of the scheduler"
+    order: int = 1
+    adds_noise: bool = False
+
+    @property
+    def responses(self) -> tuple[float, ...] | None:
+        """W_k: the response of the final state to the network's output at call k."""
+        return None if self.response is None else self.response.final
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
@@ -90,27 +103,29 @@ class GuideMaker(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a fresh term says about the leap before it: at each of its steps, `amount * direction` was missing."""
+    """What a leap has missed: gains[n] * direction goes into the guidance of call first + n."""
 
     direction: Term
-    amounts: tuple[float, ...]
+    first: int
+    gains: tuple[float, ...]
+
+    def gain_at(self, step: int) -> float:
+        place = step - self.first
+        return self.gains[place] if place < len(self.gains) else 0.0
 
 
 class HareGuide:
-    """Follows a plan: Algorithm 1 as a predictor at the denoiser.
-
-    `correction` belongs to the step last observed; None where the plan wants none or there was no leap.
-    """
-
-    correction: Correction | None = None
+    """Follows a plan: Algorithm 1 as a predictor at the denoiser, with the errors of leaps taken back afterwards."""
 
     def __init__(self, plan: Plan, run: Run) -> None:
         self.plan = plan
         self._at = run.positions
+        self._response = run.response if plan.corrector else None
         self._positions: deque[float] = deque(maxlen=hare.MEMORY)
         self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
         self._last_step = -1  # the last step with guidance
-        self._evaluated_at: int | None = None  # the last step that was evaluated
+        self._evaluated_at = -1  # the last step that was evaluated
+        self._corrections: list[Correction] = []  # those that act on this step or on later ones
 
     def evaluates(self, step: int) -> bool:
         if not self.plan.guides(step):
@@ -120,39 +135,20 @@ class HareGuide:
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         position = self._at[step]
-        if self.plan.corrector:
-            self.correction = self._correction(step, term)
         if self._last_step < step - 1:  # guidance was off in between: the terms before the gap predict nothing
             self._forget()
-        self._last_step = step
+        elif self._response is not None and step - self._evaluated_at > 1:
+            self._correct(self._response, step, term)
+        self._last_step = self._evaluated_at = step
         if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
             self._positions.pop()
             self._terms.pop()
         self._positions.append(position)
         self._terms.append(term)
         boost = self.plan.boost_at(step)
-        return None if boost == 1.0 else _scaled(term, boost)
-
-    def _correction(self, step: int, term: Term) -> Correction | None:
-        """What the leap that ends at this step should have used in addition to what it did."""
-        start, end = self._evaluated_at, self._at[step]
-        leapt = start is not None and step - start > 1 and self._last_step == step - 1
-        self._evaluated_at = step
-        if not leapt or start is None:
+        if boost == 1.0 and not self._corrections:
             return None
-        # the polynomial through the fresh term, too, differs from the prediction by D * prod(x - x_m) (Newton's form)
-        order = self.plan.hare_order
-        known, terms = (*self._positions, end)[-1 - order :], (*self._terms, term)[-1 - order :]
-        shares = [1 / math.prod(own - other for other in known if other != own) for own in known]
-        direction = tuple(
-            functools.reduce(torch.add, (share * part for share, part in zip(shares, parts, strict=True)))
-            for parts in zip(*terms, strict=True)
-        )
-        amounts = tuple(
-            self.plan.corrector * self.plan.boost_at(k) * math.prod(self._at[k] - other for other in known[:-1])
-            for k in range(start, step)
-        )
-        return Correction(direction, amounts)
+        return self._corrected(step, _scaled(term, boost))
 
     def predict(self, step: int, conditional: Term) -> Term | None:
         if not self.plan.guides(step):  # before the start, and from i_hi on: d = 0
@@ -163,11 +159,44 @@ class HareGuide:
             hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order)
             for history in zip(*self._terms, strict=True)
         )
-        return _scaled(terms, self.plan.boost_at(step))  # d <- b d
+        return self._corrected(step, _scaled(terms, self.plan.boost_at(step)))  # d <- b d
 
     def _forget(self) -> None:
         self._positions.clear()
         self._terms.clear()
+        self._corrections.clear()
+
+    # -- the corrector
+
+    def _correct(self, response: Response, step: int, term: Term) -> None:
+        """The leap that ends at this step should have used more than it did: that is owed to the steps from here on.
+
+        It ran on the polynomial through the last `hare_order` terms. The one through the fresh term, too, differs from
+        it at each step k by D * prod(x_k - x_m), with D the divided difference of all of them (Newton's form).
+        """
+        order = self.plan.hare_order
+        nodes, terms = (*self._positions, self._at[step])[-1 - order :], (*self._terms, term)[-1 - order :]
+        if len(set(nodes)) < len(nodes):
+            return  # a second call at the time of the last evaluation tells nothing of the leap
+        shares = [1 / math.prod(own - other for other in nodes if other != own) for own in nodes]
+        direction = tuple(
+            functools.reduce(torch.add, (share * part for share, part in zip(shares, parts, strict=True)))
+            for parts in zip(*terms, strict=True)
+        )
+        start = self._evaluated_at
+        amounts = [
+            self.plan.corrector * self.plan.boost_at(k) * math.prod(self._at[k] - other for other in nodes[:-1])
+            for k in range(start, step)
+        ]
+        self._corrections.append(Correction(direction, step, response.corrections(start, amounts)))
+
+    def _corrected(self, step: int, term: Term) -> Term:
+        """The term with what is owed to this step; what has been paid is forgotten."""
+        for correction in self._corrections:
+            if gain := correction.gain_at(step):
+                term = tuple(d.add(part, alpha=gain) for d, part in zip(term, correction.direction, strict=True))
+        self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
+        return term
 
 
 def _scaled(term: Term, factor: float) -> Term:

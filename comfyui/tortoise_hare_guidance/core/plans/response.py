@@ -1,0 +1,78 @@
+# A copy of src/thg/plans/response.py, made by comfyui/make_core.py: change it there.
+"""How the states of a linear solver respond to the network's outputs, and the corrections that follow from it.
+
+A leap ran on predicted guidance; a fresh term then shows what was missing at each of its steps, `amount_k * direction`.
+A linear solver would have turned these amounts into the state `sum_k R[n, k] amount_k * direction` after call n. The
+same states are reached if multiples c_j, c_(j+1), ... of the direction are added to the guidance of the calls that
+follow, one after the other: `R[n, n] c_n = owed_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
+cancels. A one-step solver needs c_j alone, sum_k W_k amount_k / W_j; a solver with memory a few more, because an output
+acts on several of its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LOUD = 100.0  # far beyond what a network puts out
+LINEAR = 1e-3  # how far a solver may be off what its response says and still count as linear
+NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no longer carried on to later calls
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k."""
+
+    matrix: NDArray[np.float64]
+
+    @classmethod
+    def from_final(cls, responses: Sequence[float]) -> Response:
+        """Where W_k alone is known: as if the final state were the next one."""
+        return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
+
+    @classmethod
+    def measured(cls, states: NDArray[np.float64]) -> Response | str:
+        """From the states after each call (rows) of a solver that started at zero and was given `probe`; or why not."""
+        matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
+        if silent.any():
+            return "adds noise"
+        expected = matrix @ probe(len(matrix))[:, -2]
+        if not np.allclose(loud, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
+            return "is not linear as it is configured (it clips or thresholds)"
+        return cls(matrix)
+
+    @property
+    def final(self) -> tuple[float, ...]:
+        """W_k: the response of the final state to the output of each call."""
+        return tuple(self.matrix[-1].tolist())
+
+    def corrections(self, first: int, amounts: Sequence[float]) -> tuple[float, ...]:
+        """c_j, c_(j+1), ... for the amounts that were missing at the calls from `first` to j - 1."""
+        j = first + len(amounts)
+        own = np.diagonal(self.matrix)[j:]
+        final = self.matrix[-1, j:]
+        owed = self.matrix[j:, first:j] @ np.asarray(amounts, dtype=np.float64)
+        enough = NEGLIGIBLE * np.abs(owed).max(initial=0.0)
+        found: list[float] = []
+        for n in range(len(owed)):
+            c = owed[n] / own[n] if own[n] else 0.0
+            owed -= c * self.matrix[j:, j + n]
+            found.append(float(c))
+            if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
+                if abs(final[n]) > 0.1 * abs(own[n]):  # the last one settles the final state
+                    found[-1] += float(owed[-1] / final[n])
+                break
+        return tuple(found)
+
+
+def probe(count: int) -> NDArray[np.float64]:
+    """Outputs that tell a solver's response: for each call (row) a unit vector, loud random outputs, and silence.
+
+    A solver that clips or thresholds does not answer to the loud ones in proportion; one that draws noise is heard in
+    the silence.
+    """
+    loud = LOUD * np.random.default_rng(0).standard_normal((count, 1))
+    return np.concatenate([np.eye(count), loud, np.zeros((count, 1))], axis=1)
