@@ -44,8 +44,8 @@ def runs(steps: int) -> dict[str, tuple[Schedule, Solver]]:
         "DDIM": (latent, ddim()),
         "DPM++ 2M": (latent, dpm_multistep()),
         "VP, DDIM": (Schedule.vp(steps), ddim()),
-        "flow": (Schedule.flow(steps), ddim()),
-        "flow, shift 3": (Schedule.flow(steps, shift=3), ddim()),
+        "flow": (Schedule.flow(steps, time=(1, 0)), ddim()),
+        "flow, shift 3": (Schedule.flow(steps, time=(1, 0), shift=3), ddim()),
     }
 
 

@@ -11,7 +11,7 @@ from thg.ode.mixture import GaussianMixture
 
 STEPS = 50
 mixture = GaussianMixture.random()
-schedule = thg.Schedule.flow(STEPS)
+schedule = thg.Schedule.flow(STEPS, time=(1, 0))
 noise = torch.randn(256, mixture.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 denoiser = mixture.denoiser(schedule, label=0)  # denoiser(x, t, conditional) -> output
 

@@ -19,7 +19,7 @@ import torch
 
 import thg
 from thg.ode.mixture import GaussianMixture
-from thg.ode.schedule import Node, Prediction
+from thg.ode.outputs import Node, Prediction
 from thg.ode.solvers import Solver, ddim, lagrange_weights
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)

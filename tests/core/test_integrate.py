@@ -79,7 +79,7 @@ def test_first_order_identity(plan, kind):
     """With a first-order solver and a held hare, Algorithm 1 is the plain solver on e_c + (w - 1) b d."""
     grid = {
         "vp": lambda n: Schedule.vp(n, final_time=0.05),
-        "flow": lambda n: Schedule.flow(n, shift=2.0),
+        "flow": lambda n: Schedule.flow(n, time=(1, 0), shift=2.0),
         "betas": lambda n: Schedule.from_betas(BETAS, n),
     }[kind](plan.steps)
     one, two = (thg(plan, grid, euler(), form).x for form in FORMS)
@@ -121,7 +121,7 @@ def test_samples_of_a_batch_do_not_touch_each_other():
 
 # -- the rules of a plan, on a network that depends on the step alone
 
-GRID = Schedule.flow(8, horizon=8.0)  # uniform, each step -1/8, so that x_8 = x_0 - sum of outputs / 8
+GRID = Schedule.flow(8, time=(8, 0))  # uniform, each step -1/8, so that x_8 = x_0 - sum of outputs / 8
 TORTOISE = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]  # 36 in all
 
 
@@ -292,7 +292,7 @@ def test_latents_that_are_not_finite():
 
 def test_large_values_are_not_infinite():
     """A sum that overflows is not a value that does."""
-    grid = Schedule.flow(2)
+    grid = Schedule.flow(2, time=(1, 0))
     found = thg(full(2), grid, euler(), model=lambda x, t, c: 0 * x, x=torch.full((1, 8), 2e38))
     assert torch.equal(found.x, torch.full((1, 8), 2e38))
 
@@ -300,7 +300,7 @@ def test_large_values_are_not_infinite():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"plan": full(9)}, r"plan is for 9 steps, the schedule has 6.*schedule\.regrid\(9\)"),
+        ({"plan": full(9)}, r"plan is for 9 steps, the schedule has 6; make the plan for 6 steps"),
         ({"model": lambda x, t, c: x.repeat(1, 2)}, r"shape \(4, 4\), the latents have \(4, 2\)"),
         ({"x": torch.ones(4, 2, dtype=torch.long)}, r"torch\.int64"),
         ({"x": [1.0, 2.0]}, "not list"),

@@ -38,16 +38,16 @@ def test_denoiser_is_eps_or_velocity_by_the_schedule(conditional):
     x = noise(3, 12).reshape(3, 3, 2, 2)
     label = 1 if conditional else None
     vp = Schedule.vp(10)
-    alpha, sigma = float(vp.alpha_at(0.4)), float(vp.sigma_at(0.4))
+    alpha, sigma = map(float, vp.levels_at(0.4))
     eps = mixture.denoiser(vp, 1)(x, 0.4, conditional)
     assert torch.allclose(eps.flatten(1), -sigma * mixture.score(x.flatten(1), alpha, sigma, label))
-    velocity = mixture.denoiser(Schedule.flow(10), 1)(x, 400.0, conditional)
+    velocity = mixture.denoiser(Schedule.flow(10, time=(1000, 0)), 1)(x, 400.0, conditional)
     eps = -0.4 * mixture.score(x.flatten(1), 0.6, 0.4, label)
     x0 = (x.flatten(1) - 0.4 * eps) / 0.6
     assert torch.allclose(velocity.flatten(1), eps - x0)
 
 
-@pytest.mark.parametrize("schedule", [Schedule.vp(200), Schedule.flow(200)], ids=["vp", "flow"])
+@pytest.mark.parametrize("schedule", [Schedule.vp(200), Schedule.flow(200, time=(1000, 0))], ids=["vp", "flow"])
 def test_one_gaussian_is_solved_exactly(schedule):
     """The probability flow of a Gaussian is affine: it keeps the deviation in units of the marginal's std."""
     one = GaussianMixture(

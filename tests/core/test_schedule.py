@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from thg.adapter.schedulers import read_schedule, scheduler_log_snr
 from thg.errors import ScheduleError
-from thg.ode.schedule import Node, Schedule, content, express
+from thg.ode.curves import log_snr
+from thg.ode.outputs import Node, content, express
+from thg.ode.schedule import Schedule
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -32,23 +34,22 @@ def make(name, steps=10, **config):
 def test_levels_at_any_time():
     for schedule in (Schedule.from_betas(BETAS, 50), Schedule.vp(50)):
         times = np.linspace(0.01, 0.99, 40) * schedule.times[0]
-        alpha, sigma = schedule.alpha_at(times), schedule.sigma_at(times)
+        alpha, sigma = schedule.levels_at(times)
         assert alpha.dtype == sigma.dtype == np.float64
         assert np.allclose(alpha**2 + sigma**2, 1, atol=1e-12)
-        assert np.allclose(schedule.log_snr_at(times), np.log(alpha**2 / sigma**2))
-        assert np.all(np.diff(schedule.log_snr_at(times)) < 0)
-    flow = Schedule.flow(20)
-    assert np.allclose(flow.alpha_at([250.0, 1000.0]), [0.75, 0.0])
-    assert flow.log_snr_at(1000.0) == -np.inf
-    assert flow.log_snr_at(0.0) == np.inf
+        assert np.all(np.diff(alpha) < 0)
+    flow = Schedule.flow(20, time=(1000, 0))
+    assert np.allclose(flow.levels_at([250.0, 1000.0]), [[0.75, 0.0], [0.25, 1.0]])
+    assert flow.log_snr[0] == -np.inf
+    assert flow.log_snr[-1] == np.inf
 
 
 def test_whole_times_are_those_of_the_training_schedule():
     schedule = Schedule.from_betas(BETAS, 10)
     alphas_cumprod = np.cumprod(1 - BETAS)
-    assert np.allclose(schedule.alpha_at([0, 500, 999]) ** 2, alphas_cumprod[[0, 500, 999]], rtol=1e-12)
-    between = schedule.log_snr_at(500.5)
-    assert schedule.log_snr_at(501) < between < schedule.log_snr_at(500)
+    found, _ = schedule.levels_at([0, 500, 500.5, 501, 999])
+    assert np.allclose(found[[0, 1, 3, 4]] ** 2, alphas_cumprod[[0, 500, 501, 999]], rtol=1e-12)
+    assert found[3] < found[2] < found[1]
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -62,7 +63,7 @@ def test_spacing_is_that_of_diffusers(spacing, steps):
 
 
 def test_the_flow_grid_is_shifted():
-    schedule = Schedule.flow(4, shift=3.0)
+    schedule = Schedule.flow(4, time=(1000, 0), shift=3.0)
     assert np.allclose(schedule.sigma, [1, 0.9, 0.75, 0.5, 0])
     assert np.allclose(schedule.times, 1000 * schedule.sigma)
 
@@ -71,20 +72,70 @@ def test_between_two_nodes():
     schedule = Schedule.from_betas(BETAS, 10)
     middle = schedule.node(3.5)
     assert middle.time == (schedule.times[3] + schedule.times[4]) / 2  # t_m of Algorithm 3
-    assert middle.alpha == float(schedule.alpha_at(middle.time))
+    assert middle.alpha == float(schedule.levels_at(middle.time)[0])
     assert schedule.node(4) == schedule.nodes[4]
     assert schedule.node(9.9).time >= 0  # a network is never asked below its first training time
     with pytest.raises(ScheduleError, match="outside the grid of 10"):
         schedule.node(10.5)
 
 
-def test_regridding():
-    schedule = Schedule.vp(10)
-    assert np.allclose(schedule.regrid(40).sigma, Schedule.vp(40).sigma)
-    assert [node.position for node in schedule.regrid(3).nodes] == [0, 1, 2, 3]
-    euler = read_schedule(make("EulerDiscreteScheduler", 10, **SD))
-    assert np.allclose(euler.regrid(10).sigma, euler.sigma)
-    assert np.allclose(euler.regrid(20).sigma[::2], euler.sigma)
+# -- the network's own time
+
+
+@pytest.mark.parametrize("time", [(1, 0), (0, 1), (999, 0), (-3.5, 2)])
+def test_time_is_counted_as_the_network_counts_it(time):
+    at_noise, at_data = time
+    for own, usual in (
+        (Schedule.flow(10, time=time), Schedule.flow(10, time=(1, 0))),
+        (Schedule.vp(10, time=time), Schedule.vp(10)),
+        (Schedule.from_betas(BETAS, 10, time=time), Schedule.from_betas(BETAS, 10, time=(1, 0))),
+    ):
+        assert np.allclose(own.alpha, usual.alpha, atol=1e-12)
+        assert np.allclose(own.times, at_data + (at_noise - at_data) * usual.times)
+        middles = [(own.node(i + 0.5), usual.node(i + 0.5)) for i in range(9)]
+        assert np.allclose([a.sigma for a, _ in middles], [b.sigma for _, b in middles])
+        assert own.times[0] == pytest.approx(at_noise)
+
+
+def test_velocity_points_the_way_that_time_runs():
+    assert Schedule.flow(2, time=(1, 0)).velocity == Schedule.flow(2, time=(1000, 0)).velocity == "noise-data"
+    assert Schedule.flow(2, time=(0, 1)).velocity == "data-noise"
+    assert Schedule.flow(2, time=(0, 1), velocity="noise-data").velocity == "noise-data"
+
+
+def test_the_grid_of_edm():
+    schedule = Schedule.edm(np.int64(18))
+    assert schedule.prediction == "sample"
+    assert np.allclose(schedule.sigma[[0, -2, -1]], [80, 0.002, 0])
+    assert np.array_equal(schedule.times, schedule.sigma)
+    assert np.array_equal(schedule.alpha, np.ones(19))
+    assert np.allclose(np.diff(schedule.sigma[:-1] ** (1 / 7), n=2), 0, atol=1e-12)
+    karras = make("EulerDiscreteScheduler", 18, use_karras_sigmas=True, sigma_min=0.002, sigma_max=80, **SD)
+    assert np.allclose(schedule.sigma, karras.sigmas.numpy(), rtol=1e-5)
+
+
+def test_integer_times_are_rounded_and_the_levels_with_them():
+    schedule = Schedule.from_betas(BETAS, 30, integer_times=True)
+    fractional = Schedule.from_betas(BETAS, 30)
+    assert np.array_equal(schedule.times, fractional.times)  # trailing spacing is whole by itself
+    for i in range(29):
+        middle = schedule.node(i + 0.5)
+        assert middle.time == int(middle.time)
+        assert abs(middle.time - fractional.node(i + 0.5).time) <= 0.5
+        assert middle.alpha**2 == pytest.approx(np.cumprod(1 - BETAS)[int(middle.time)], rel=1e-12)
+    linspace = Schedule.from_betas(BETAS, 30, integer_times=True, spacing="linspace")
+    assert all(time == int(time) for time in linspace.times)
+    last = Schedule.from_betas(BETAS, 10, integer_times=True, spacing="leading")
+    assert last.node(9.5).time == 0  # below its first training time the network is told that one
+
+
+@pytest.mark.parametrize("prediction", ["v_prediction", "sample"])
+def test_zero_terminal_snr(prediction):
+    betas = np.append(BETAS[:-1], 1.0)
+    schedule = Schedule.from_betas(betas, 10, prediction=prediction)
+    assert schedule.alpha[0] == pytest.approx(2.0**-12)
+    with pytest.raises(ScheduleError, match="zero terminal SNR"):
+        Schedule.from_betas(betas, 10)
 
 
 # -- what an output means
@@ -107,7 +158,7 @@ def test_v_is_the_v_of_the_papers():
 
 
 def test_an_output_that_says_nothing_is_refused():
-    with pytest.raises(ScheduleError, match=r"'epsilon' says nothing .* alpha is 0"):
+    with pytest.raises(ScheduleError, match=r"pure noise \(alpha 0.* 'epsilon' says nothing about the data"):
         express(Node(0, 999.0, 0.0, 1.0), "epsilon", (1.0, 0.0))
 
 
@@ -229,11 +280,20 @@ def test_the_number_of_steps_must_be_set():
     ("call", "words"),
     [
         (lambda: Schedule.from_betas([0.1, 1.2], 2), "between 0 and 1"),
-        (lambda: Schedule.from_betas(BETAS, 0), "steps must lie between 1 and the 1000"),
+        (lambda: Schedule.from_betas(BETAS, 0), "at least 1 step, not 0"),
+        (lambda: Schedule.from_betas(BETAS, 1001), "steps must lie between 1 and the 1000"),
+        (lambda: Schedule.from_betas(BETAS, 2.5), "steps must be a whole number, not 2.5"),
+        (lambda: Schedule.from_betas(BETAS, 1000, integer_times=True).node(3.5), "has no whole time in between"),
+        (lambda: Schedule.flow(20, time=(10, 0), integer_times=True), "20 steps do not fit into the whole times"),
+        (lambda: Schedule.flow(20), r"must know how the network counts time; write time=\(1, 0\)"),
+        (lambda: Schedule.flow(20, time=1000), "what the network is told at noise and at data.*not 1000"),
+        (lambda: Schedule.flow(20, time=(1, 1)), "two different numbers"),
+        (lambda: Schedule.flow(20, time=(1, 0), velocity="up"), "'noise-data' .* or 'data-noise'"),
+        (lambda: Schedule.edm(20, sigma_max=0.001), "sigma_min must lie above 0 and below sigma_max"),
         (lambda: Schedule.from_betas(BETAS, 10, spacing="dense"), "spacing must be one of"),
         (lambda: Schedule.from_betas(BETAS, 10, prediction="noise"), "prediction must be one of"),
         (lambda: Schedule.vp(4, final_time=2.0), "noise must fall along the grid"),
-        (lambda: Schedule.flow(0), "at least 1 step"),
+        (lambda: Schedule.flow(0, time=(1, 0)), "at least 1 step"),
     ],
 )
 def test_wrong_schedules_by_hand(call, words):
@@ -253,7 +313,7 @@ def test_log_snr_also_of_schedulers_whose_grid_is_refused(name):
     assert found.shape == (len(scheduler.timesteps),)
     assert np.all(np.diff(found) >= 0)
     table = Schedule.from_betas(BETAS, 1)
-    assert np.allclose(found, table.log_snr_at(scheduler.timesteps.double().numpy()), atol=0.02)
+    assert np.allclose(found, log_snr(*table.levels_at(scheduler.timesteps.double().numpy())), atol=0.02)
 
 
 def test_log_snr_at_zero_terminal_snr():

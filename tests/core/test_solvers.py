@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from thg.adapter.schedulers import read_schedule
 from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.ode.schedule import Node, Schedule
+from thg.ode.outputs import Node
+from thg.ode.schedule import Schedule
 from thg.ode.solvers import DPMSolver2, LinearMultistep, Track, adams_weights, ddim, lms, plms, step
 
 diffusers = pytest.importorskip("diffusers")
@@ -222,7 +223,7 @@ def test_adams_weights_integrate_polynomials(nodes, degree):
 @given(st.integers(0, 6), st.integers(1, 6))
 def test_a_first_order_step_is_its_substeps(start, length):
     """The reason for the first-order identity: with a frozen output, i -> j equals going through every step between."""
-    for schedule in (Schedule.vp(12), Schedule.flow(12, shift=2.0)):
+    for schedule in (Schedule.vp(12), Schedule.flow(12, time=(1, 0), shift=2.0)):
         nodes, solver = schedule.nodes, ddim()
         a, b = 1.0, 0.0
         for i in range(start, start + length):

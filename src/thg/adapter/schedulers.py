@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.ode.schedule import Array, FlowCurve, Node, NoiseCurve, Prediction, Schedule, TableCurve, log_snr
+from thg.ode.curves import Array, FlowCurve, NoiseCurve, TableCurve, log_snr
+from thg.ode.outputs import Node, Prediction
+from thg.ode.schedule import Schedule
 
 READABLE = (
     "DDIMScheduler",
@@ -163,7 +165,7 @@ def _from_sigmas(scheduler: Any, exploding: bool) -> Schedule:
             raise ScheduleError("v_prediction is not defined on flow sigmas; set prediction_type='flow_prediction'")
         curve = FlowCurve(float(scheduler.config.num_train_timesteps))
         alpha, sigma = 1 - sigmas, sigmas
-        curve_times = sigmas * curve.horizon
+        curve_times = sigmas * curve.at_noise
     else:
         curve = TableCurve.from_alphas_cumprod(_float64(scheduler.alphas_cumprod), sigmas.tolist())
         alpha = np.ones_like(sigmas) if exploding else 1 / np.sqrt(1 + sigmas**2)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from thg.adapter.schedulers import adds_noise, prediction_of, read_schedule
 from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.ode.schedule import Prediction, Schedule
+from thg.ode.outputs import Prediction
+from thg.ode.schedule import Schedule
 from thg.plans.guide import Run
 from thg.profiles.noise import noise_share
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.ode.schedule import content, express
+from thg.ode.outputs import content, express
 from thg.plans.guide import Run, Term
 from thg.profiles.noise import state_at
 

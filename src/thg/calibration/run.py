@@ -24,7 +24,7 @@ from thg.calibration.record import Held, Recorder
 from thg.calibration.shards import Rows, Shards
 from thg.distribution import versions
 from thg.errors import ProfileError
-from thg.ode.schedule import Prediction
+from thg.ode.outputs import Prediction
 from thg.plans.guide import Guide, Run
 from thg.profiles.profile import About, Moments, Profile, exact_sum
 

@@ -3,8 +3,9 @@
 from thg.ode.integrate import Sampled, sample
 from thg.ode.mixture import GaussianMixture
 from thg.ode.network import Denoiser
+from thg.ode.outputs import Node, express
 from thg.ode.richardson import ErrorConstants, error_constants, error_constants_first_order
-from thg.ode.schedule import Node, Schedule, express
+from thg.ode.schedule import Schedule
 from thg.ode.solvers import (
     DPMSolver2,
     LinearMultistep,

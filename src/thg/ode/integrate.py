@@ -59,7 +59,7 @@ def sample(
     if plan.steps != schedule.steps:
         raise PlanError(
             f"the plan is for {plan.steps} steps, the schedule has {schedule.steps}; make the plan for "
-            f"{schedule.steps} steps, or pass schedule.regrid({plan.steps})"
+            f"{schedule.steps} steps"
         )
     if not math.isfinite(guidance_scale) or guidance_scale < 0:
         raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")

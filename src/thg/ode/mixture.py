@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from thg.ode.network import Denoiser
-from thg.ode.schedule import Node, Schedule, content
+from thg.ode.outputs import Node
+from thg.ode.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class GaussianMixture:
         def denoiser(x: Tensor, t: float, conditional: bool, /) -> Tensor:
             alpha, sigma = (float(level) for level in schedule.curve.levels(np.asarray(t)))
             x0, eps = self._split(x.flatten(1), alpha, sigma, label if conditional else None)
-            on_x0, on_eps = content(Node(0.0, t, alpha, sigma), schedule.prediction)
+            on_x0, on_eps = schedule.output_content(Node(0.0, t, alpha, sigma))
             return (on_x0 * x0 + on_eps * eps).reshape(x.shape).to(x.dtype)
 
         return denoiser

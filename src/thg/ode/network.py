@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from thg.errors import NonFiniteError, PlanError
-from thg.ode.schedule import Node, Schedule
+from thg.ode.outputs import Node
+from thg.ode.schedule import Schedule
 
 
 class Denoiser(Protocol):

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.ode.network import Denoiser, Network
-from thg.ode.schedule import Node, Prediction, Schedule
+from thg.ode.outputs import Node, Prediction
+from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 
 Array = NDArray[np.float64]
@@ -31,23 +32,6 @@ class ErrorConstants:
     tortoise: Array
     hare: Array
     order: int
-
-    @property
-    def tortoise_mean(self) -> Array:
-        """Per step, the mean over samples of the norms."""
-        return np.asarray(self.tortoise.mean(axis=1))
-
-    @property
-    def hare_mean(self) -> Array:
-        return np.asarray(self.hare.mean(axis=1))
-
-    @property
-    def tortoise_std(self) -> Array:
-        return np.asarray(self.tortoise.std(axis=1))
-
-    @property
-    def hare_std(self) -> Array:
-        return np.asarray(self.hare.std(axis=1))
 
     def local_errors(self) -> tuple[Array, Array]:
         """The estimated norms of the local errors c (dt)^(p+1) themselves: tortoise, hare."""

@@ -17,7 +17,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.ode.schedule import Node, Prediction, content, express
+from thg.ode.outputs import Node, Prediction, content, express
 
 MAX_ORDER = 4  # of the linear multistep methods: what the two-point quadrature below integrates exactly
 _GAUSS = (0.5 - math.sqrt(3) / 6, 0.5 + math.sqrt(3) / 6)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from thg.ode.schedule import Node, Prediction, express
+from thg.ode.outputs import Node, Prediction, express
 
 Array = NDArray[np.float64]
 

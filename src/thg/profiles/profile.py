@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from thg.errors import ProfileError
 from thg.files import write_atomically
-from thg.ode.schedule import Prediction
+from thg.ode.outputs import Prediction
 from thg.profiles.planner import Method, ProfilePlanner
 
 FORMAT = "thg-profile-1"
