@@ -65,6 +65,7 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "summary",
     "tapered",
     "uniform",
+    "within",
 }
 
 

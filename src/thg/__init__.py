@@ -27,6 +27,7 @@ from thg.errors import (
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.plans.adaptive_leaps import adaptive
+from thg.plans.fidelity import within
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
@@ -87,6 +88,7 @@ __all__ = [
     "summary",
     "tapered",
     "uniform",
+    "within",
 ]
 
 

@@ -190,7 +190,6 @@ def test_a_plan_for_another_number_of_steps_says_both_and_the_remedy():
 
 
 def test_choices_become_guide_makers():
-    assert guide_maker(None).guide(Run.of(50)).plan.nfe == 65
     assert guide_maker("sd15").guide(Run.of(50)).plan == preset("sd15")
     assert guide_maker(Plan(4, (0, 2))).guide(Run.of(4)).plan == Plan(4, (0, 2))
     maker = Planned(uniform(every=2))

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from thg.adapter import patch
-from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
 from thg.adapter.report import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
-from thg.plans.planners import DEFAULT_NFE, Choice, guide_maker
-from thg.profiles.shipped import shipped_planner
+from thg.plans.planners import Choice, guide_maker
 
 
 class Enabled:
@@ -62,14 +60,14 @@ _enabled: weakref.WeakKeyDictionary[Any, Enabled] = weakref.WeakKeyDictionary()
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> None:
     """Makes a pipeline skip the unconditional evaluations that a plan leaves out, from its next run on.
 
-    plan: a `Plan`, a planner such as `thg.tapered(0.65)` or one of a profile, or the name of a preset. Without one,
-        the plan of the pipeline's own profile where thg ships one, else `thg.tapered()`: 65 % of CFG's evaluations.
+    plan: a `Plan`, a planner such as `thg.within(0.01)`, `thg.tapered(0.65)` or one of a profile, or the name of a
+        preset. Without one, `thg.within(0.01)`: the evaluations that keep the result within about 1 % of plain CFG's.
     layout: for a pipeline that thg does not know: how it lays out its branches (`thg.Batched()`, `thg.Sequential()`).
 
     Enabling again replaces the plan.
     """
     found = layout or _layout(pipe)
-    maker = guide_maker(shipped_planner(fingerprint(pipe), DEFAULT_NFE) if plan is None else plan)
+    maker = guide_maker(plan)
     if isinstance(found, Delegates):
         for part in _parts(pipe, found):
             enable(part, plan)

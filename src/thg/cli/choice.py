@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from thg.errors import PlanError
+from thg.plans.fidelity import within
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Choice, tapered
 from thg.plans.presets import PRESETS, preset
@@ -17,8 +18,8 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         default="default",
-        help="default; cfg (plain guidance); a preset of the paper "
-        f"({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them such as 70; "
+        help="default (1%%); cfg (plain guidance); how far results may be from plain CFG's, such as 0.5%%; a preset of the "
+        f"paper ({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them such as 70; "
         "or a JSON file of a plan or a profile",
     )
 
@@ -31,14 +32,16 @@ def chosen_plan(text: str) -> Choice | bool:
         return False
     if text in PRESETS:
         return preset(text)
+    if text.endswith("%") and (percent := _number(text[:-1])) is not None:
+        return within(percent / 100)
     budget = _number(text)
     if budget is not None:
         return tapered(budget)
     path = Path(text)
     if not path.is_file():
         raise PlanError(
-            f"--plan {text!r} is neither default, cfg, a preset ({', '.join(sorted(PRESETS))}), a share such as 0.65, "
-            "a number such as 70, nor a file that is there"
+            f"--plan {text!r} is neither default, cfg, a tolerance such as 1%, a preset ({', '.join(sorted(PRESETS))}), "
+            "a share such as 0.65, a number such as 70, nor a file that is there"
         )
     return _from_file(path)
 

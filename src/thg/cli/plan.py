@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from thg.cli.choice import read_plan
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, tapered
+from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
@@ -28,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, help="sampler steps (default: the profile's, else 50)")
     parser.add_argument("--guidance-scale", type=float, help="w (default: the profile's)")
-    parser.add_argument("--nfe", help="a budget: a share of CFG such as 0.65 or a count such as 70")
+    parser.add_argument(
+        "--error", type=float, help=f"how far results may be from plain CFG's (default without --nfe: {DEFAULT_ERROR:g})"
+    )
+    parser.add_argument("--nfe", help="instead of it a budget: a share of CFG such as 0.65 or a count such as 70")
     parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
     parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
     parser.add_argument(
@@ -104,11 +109,18 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
         )
         return planner.plan(_run_of(profile, args))
     if args.what is None:
-        order = 2 if args.hare_order is None else args.hare_order
-        corrector = DEFAULT_CORRECTOR if args.corrector is None else args.corrector
-        planner_of_none = tapered(_budget(args.nfe), hare_order=order, corrector=corrector)
-        return planner_of_none.plan(Run.of(args.steps or 50))
+        plan = _without_profile(args).plan(Run.of(args.steps or 50, args.guidance_scale))
+        given = {"hare_order": args.hare_order, "corrector": args.corrector}
+        return replace(plan, **{name: value for name, value in given.items() if value is not None})
     return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
+
+
+def _without_profile(args: argparse.Namespace) -> Planner:
+    if args.nfe is None:
+        return within(DEFAULT_ERROR if args.error is None else args.error)
+    if args.error is not None:
+        raise PlanError("--error and --nfe are two ways to say how many evaluations to spend: write one of them")
+    return tapered(_budget(args.nfe))
 
 
 def _run_of(profile: Profile, args: argparse.Namespace) -> Run:

@@ -1,5 +1,6 @@
 """Plans, the planners that make them, and the guides that follow them. Knows nothing of schedules or networks."""
 
+from thg.plans.fidelity import within
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner, look_before_you_leap, m_max, tapered, uniform
@@ -19,4 +20,5 @@ __all__ = [
     "preset",
     "tapered",
     "uniform",
+    "within",
 ]

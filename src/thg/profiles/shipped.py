@@ -33,9 +33,3 @@ class NearProfile:
     def plan(self, run: Run) -> Plan:
         planner: Planner = tapered(self.nfe) if far_from(self.near.profile, run) else self.near
         return planner.plan(run)
-
-
-def shipped_planner(network: str, nfe: float) -> Planner | None:
-    """The planner for a network that thg ships a profile of; None for any other."""
-    profile = shipped_profile(network)
-    return None if profile is None else NearProfile(profile.planner(nfe=nfe), nfe)
