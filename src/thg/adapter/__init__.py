@@ -2,6 +2,6 @@
 
 from thg.adapter.api import disable, enable, enabled, summary
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.report import Summary
+from thg.plans.report import Summary
 
 __all__ = ["Batched", "Sequential", "Summary", "disable", "enable", "enabled", "summary"]

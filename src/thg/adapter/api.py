@@ -11,11 +11,11 @@ import torch
 
 from thg.adapter import patch
 from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
-from thg.adapter.report import Summary, combined
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
 from thg.plans.planners import Choice, guide_maker
+from thg.plans.report import Summary, combined
 
 
 class Enabled:

@@ -23,13 +23,13 @@ from thg.adapter.caller import Caller
 from thg.adapter.host import host_copy
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.report import Summary
 from thg.adapter.response import scheduler_response
 from thg.adapter.schedulers import adds_noise, scheduler_log_snr
 from thg.adapter.state import RunState
 from thg.adapter.terms import difference, unconditional
 from thg.errors import ConcurrentRunError, THGError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker, Run, Term, Visitor
+from thg.plans.report import Summary
 
 Network = Callable[..., Any]
 
