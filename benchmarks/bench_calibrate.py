@@ -15,6 +15,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,12 +70,13 @@ def main() -> int:
     per_plain, per_calibrated = plainly / (2 * args.steps), calibrating / (4 * args.steps - 2)
     overhead = per_calibrated / per_plain - 1
     profile, run = calibrate(), Run.of(args.steps, scale)
+
+    def plan(method: Any, order: int, corrector: float) -> None:
+        profile.planner(nfe=0.65, method=method, hare_order=order, corrector=corrector).plan(run)
+
     planning = {
         f"{method} {order}{' + corrector' if corrector else ''}": best(
-            lambda m=method, o=order, c=corrector: profile.planner(nfe=0.65, method=m, hare_order=o, corrector=c).plan(
-                run
-            ),
-            repeats=args.repeats,
+            partial(plan, method, order, corrector), repeats=args.repeats
         )[0]
         for method, order, corrector in (("algorithm2", 1, 0.0), ("optimal", 1, 0.0), ("optimal", 2, 0.7))
     }

@@ -138,7 +138,7 @@ def main() -> None:
     steps = options.steps
     schedule = Schedule.vp(steps)
     x = torch.randn(options.shape, generator=torch.Generator().manual_seed(0))
-    every_second = range(0, steps, 2)
+    every_second = tuple(range(0, steps, 2))
     plans: dict[str, tuple[Plan, Form]] = {
         "held, boost and cutoff": (Plan(steps, every_second, max(1, steps * 3 // 4), 1.1, hare_order=1), "predictor"),
         "extrapolated": (Plan(steps, every_second), "predictor"),
@@ -154,7 +154,7 @@ def main() -> None:
         peaks = {name: peak_latents(run, x) for name, run in runs.items()}
         cfg_loop, cfg_whole = times[PLAIN]
         for name in runs:
-            plan, form = plans.get(name, (Plan(steps, range(steps)), "predictor"))
+            plan, form = plans.get(name, (Plan(steps, tuple(range(steps))), "predictor"))
             rows.append(
                 {
                     "solver": solver_name,

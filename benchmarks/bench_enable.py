@@ -23,16 +23,17 @@ import torch
 
 import thg
 from thg.bench.config import Model
-from thg.bench.environment import environment
-from thg.bench.frontier import draw_frontier
-from thg.bench.measure import Row
-from thg.bench.methods import Guided, Pilot, PlainCFG, Policy
-from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
+from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT
+from thg.bench.methods.ours import Guided, PlainCFG
+from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
+from thg.bench.methods.policy import Pilot, Policy
 from thg.bench.pipeline import load_pipeline, sample
-from thg.bench.policies import CFGCache, CFGCacheFFT
+from thg.bench.report.environment import environment
 from thg.files import write_atomically
+from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.plans.planners import Fixed, Planned
+from thg.plots.frontier import Point, draw_frontier
 
 SHARES = (0.57, 0.60, 0.65, 0.70)
 """Budgets, as shares of plain CFG's evaluations."""
@@ -74,7 +75,7 @@ def draw(pipe: Any, count: int, steps: int, guidance_scale: float) -> torch.Tens
     return sample(pipe, model, prompts, range(count), 0, steps, guidance_scale).values
 
 
-def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], list[Row]]:
+def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], list[Point]]:
     """The rows of one shipped model."""
     pipe = load_pipeline(MODELS[name], "cpu")
     guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
@@ -96,20 +97,19 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
                     nfe[method] = evaluations(batch)[0]
                 best[method, batch] = min(seconds, best.get((method, batch), math.inf))
     rows, points = [], []
-    for method, (family, policy) in chosen.items():
+    for method, (family, _) in chosen.items():
         ideal = 2 * steps / nfe[method]
         speed = {batch: best["CFG", batch] / best[method, batch] for batch in (1, 16)}
-        error = (pictures[method] - pictures["CFG"]).double().square().flatten(1).mean(1)
-        psnr = float((-10 * error.log10()).mean()) if method != "CFG" else None
-        row = {"model": name, "method": method, "nfe": nfe[method], "ideal": ideal, "psnr": psnr}
+        decibels = [psnr(a, b) for a, b in zip(pictures[method].numpy(), pictures["CFG"].numpy(), strict=True)]
+        fidelity = mean_psnr(decibels) if method != "CFG" else None
+        row = {"model": name, "method": method, "nfe": nfe[method], "ideal": ideal, "psnr": fidelity}
         row |= {f"seconds_{b}": best[method, b] for b in (1, 16)} | {f"speedup_{b}": speed[b] for b in (1, 16)}
         both = nfe[method] / steps - 1  # the share of steps with both branches
         for b in (1, 16):
             row[f"possible_{b}"] = best["CFG", b] / (both * best["CFG", b] + (1 - both) * unguided[b])
         rows.append(row)
-        points.append(
-            Row(method, family, policy.paper, "", steps, guidance_scale, nfe[method], None, {"psnr": psnr}, {})
-        )
+        if fidelity is not None:
+            points.append(Point(method, family, nfe[method], fidelity))
     return rows, points
 
 

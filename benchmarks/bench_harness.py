@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
-from thg.bench.environment import environment
 from thg.bench.pipeline import load_pipeline, load_prompts, sample
+from thg.bench.report.environment import environment
 from thg.bench.runner import Runner, Shard
 from thg.bench.store import RunFolder
 from thg.files import write_atomically

@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 import thg
+from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.cli.calibrate import shipped_prompts
 from thg.files import write_atomically
+from thg.media import CAP, psnr
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, GARMENTS
-from thg.models.judge import Judge, frechet_distance
+from thg.models.judge import Judge
 from thg.profiles.profile import Profile
 
 BUDGETS = (75, 70, 65, 60, 57)  # of 100
@@ -42,13 +44,19 @@ class Setting:
 
 
 def settings() -> list[Setting]:
+    def even(corrector: float) -> Callable[[Profile, int], Any]:
+        return lambda _, nfe: thg.uniform(nfe=nfe, corrector=corrector)
+
+    def dense_at_the_ends(corrector: float) -> Callable[[Profile, int], Any]:
+        return lambda _, nfe: thg.tapered(nfe, corrector=corrector)
+
     def profile_plan(method: Any, order: int, corrector: float) -> Callable[[Profile, int], Any]:
         return lambda profile, nfe: profile.planner(nfe=nfe, method=method, hare_order=order, corrector=corrector)
 
     rows: list[tuple[str, Callable[[Profile, int], Any]]] = []
     for corrector, mark in ((0.0, ""), (CORRECTOR, " + corrector")):
-        rows.append((f"uniform 2{mark}", lambda _, nfe, c=corrector: thg.uniform(nfe=nfe, corrector=c)))
-        rows.append((f"tapered 2{mark}", lambda _, nfe, c=corrector: thg.tapered(nfe, corrector=c)))
+        rows.append((f"uniform 2{mark}", even(corrector)))
+        rows.append((f"tapered 2{mark}", dense_at_the_ends(corrector)))
         for method in ("algorithm2", "optimal"):
             rows += [(f"{method} {order}{mark}", profile_plan(method, order, corrector)) for order in (1, 2)]
     return [Setting(name, nfe, make) for nfe in BUDGETS for name, make in rows]
@@ -98,16 +106,15 @@ class Bench:
         start = time.perf_counter()
         pictures, evaluations = self.pictures(plan, range(len(self.prompts)))
         verdict, plain = self.judge(2 * pictures - 1, self.asked), self.judge(2 * self.plain - 1, self.asked)
-        error = (pictures - self.plain).flatten(1).square().mean(dim=1).clamp(min=1e-10)
         record = {
             "model": self.model,
             "setting": name,
             "budget": nfe,
             "nfe": evaluations,
-            "psnr": (-10 * error.log10()).tolist(),
+            "psnr": [min(psnr(a, b), CAP) for a, b in zip(pictures.numpy(), self.plain.numpy(), strict=True)],
             "accuracy": float((verdict.garments == self.asked).float().mean()),
             "plain_accuracy": float((plain.garments == self.asked).float().mean()),
-            "frechet": frechet_distance(verdict.features, plain.features),
+            "frechet": frechet_distance(Gaussian.of(verdict.features), Gaussian.of(plain.features)),
             "seconds": time.perf_counter() - start,
         }
         write_atomically(path, json.dumps(record).encode())

@@ -58,10 +58,10 @@ def decibels(
     for label in range(4):
         ends = [
             thg.sample(mixture.denoiser(schedule, label), noise, plan, schedule, solver, guidance_scale=w).x
-            for plan in (thg.Plan(schedule.steps, range(schedule.steps)), *plans)
+            for plan in (thg.Plan(schedule.steps, tuple(range(schedule.steps))), *plans)
         ]
         found.append([float(10 * torch.log10(ends[0].square().sum() / (x - ends[0]).square().sum())) for x in ends[1:]])
-    return np.mean(found, axis=0).tolist()
+    return [float(value) for value in np.mean(found, axis=0)]
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import torch
 
 import thg
 from thg.cli.calibrate import shipped_prompts
+from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_CALL
 
 HELD_OUT = 1_000_000  # the first seed
@@ -52,8 +53,8 @@ def main() -> None:
         for steps in counts:
             plans = (thg.uniform(every=1), thg.uniform(nfe=options.nfe, corrector=0.7), thg.tapered(options.nfe))
             plain, *others = (pictures(pipe, model, plan, steps, scale, options.samples) for plan in plans)
-            errors = [(made - plain).flatten(1).square().mean(1).clamp(min=1e-10) for made in others]
-            cells = [f"{float(-10 * error.log10().mean()):.1f}" for error in errors]
+            decibels = [[psnr(a, b) for a, b in zip(made.numpy(), plain.numpy(), strict=True)] for made in others]
+            cells = [f"{mean_psnr(values):.1f}" for values in decibels]
             how = ", ".join([name.removesuffix("Scheduler"), *(f"{k}={v}" for k, v in settings.items())])
             print(f"| {model} | {how} | {scale:g} | {steps} | " + " | ".join(cells) + " |", flush=True)
 

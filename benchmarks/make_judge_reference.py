@@ -13,7 +13,7 @@ from thg.bench.data import write_statistics
 from thg.bench.metrics import Batch, SetMetric, load_metrics
 from training.data import DEBIAN_FOLDER, load_split
 
-TARGET = Path(__file__).parents[1] / "src" / "thg" / "bench" / "judge_reference.safetensors"
+TARGET = Path(__file__).parents[1] / "src" / "thg" / "bench" / "metrics" / "judge_reference.safetensors"
 
 
 def main() -> None:

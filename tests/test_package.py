@@ -18,7 +18,7 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution"},
+    {"errors", "files", "distribution", "seeds"},
     {"plans"},
     {"ode"},
     {"profiles"},
@@ -78,6 +78,7 @@ LAZY = {  # third-party packages that not every installation has: imported where
     "fastapi",
     "matplotlib",
     "PIL",
+    "platformdirs",
     "safetensors",
     "scipy",
     "starlette",

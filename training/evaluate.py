@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, benchmark_prompts, load_folder, prompt_for
-from thg.models.judge import Judge, frechet_distance
+from thg.models.judge import Judge
 from training.data import DEBIAN_FOLDER, load_split
 from training.export import MODELS
 
@@ -32,9 +33,14 @@ def generate(
     return torch.cat(pictures)
 
 
+def distance(features: torch.Tensor, others: torch.Tensor) -> float:
+    """Frechet distance of two sets of features."""
+    return frechet_distance(Gaussian.of(features), Gaussian.of(others))
+
+
 def measure(
     pictures: torch.Tensor, labels: torch.Tensor, tones: torch.Tensor, judge: Judge, real: torch.Tensor
-) -> dict:
+) -> dict[str, Any]:
     """Accuracies and the distance to the features of real pictures."""
     verdict = judge(pictures, labels)
     right = verdict.garments == labels
@@ -43,13 +49,15 @@ def measure(
     return {
         "garment": round(float(right.float().mean()), 4),
         "tone": round(float((verdict.tones == tones).float().mean()), 4),
-        "frechet": round(frechet_distance(verdict.features, real), 3),
+        "frechet": round(distance(verdict.features, real), 3),
         "garment_by_name": by_garment,
         "tone_by_name": by_tone,
     }
 
 
-def real_references(pipe: Any, judge: Judge, data: Path, count: int, limit: int | None) -> tuple[torch.Tensor, dict]:
+def real_references(
+    pipe: Any, judge: Judge, data: Path, count: int, limit: int | None
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Features of the real test pictures, and what real and merely autoencoded pictures score against them."""
     test, _ = load_split(data, "t10k", limit)
     train, _ = load_split(data, "train", limit)
@@ -58,9 +66,9 @@ def real_references(pipe: Any, judge: Judge, data: Path, count: int, limit: int 
     with torch.inference_mode():
         restored = torch.cat([pipe.vae.decode(pipe.vae.encode(b).latent_dist.mean).sample for b in sample.split(250)])
     distances = {
-        f"real, {len(train[:10000])} training pictures": frechet_distance(judge(train[:10000]).features, real),
-        f"real, {len(sample)} training pictures": frechet_distance(judge(sample).features, real),
-        f"autoencoded, the same {len(sample)}": frechet_distance(judge(restored).features, real),
+        f"real, {len(train[:10000])} training pictures": distance(judge(train[:10000]).features, real),
+        f"real, {len(sample)} training pictures": distance(judge(sample).features, real),
+        f"autoencoded, the same {len(sample)}": distance(judge(restored).features, real),
     }
     error = float((restored.clamp(-1, 1) - sample).square().mean())
     return real, {"frechet": {k: round(v, 3) for k, v in distances.items()}, "autoencoder_mse": round(error, 5)}

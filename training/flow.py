@@ -1,6 +1,7 @@
 """Stage 5: the flow twin, a Stable Diffusion 3 transformer that predicts velocity, with its two text encoders."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +105,8 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     model = build_model(tokenizer)
     attention = CountedPadding()
-    model["transformer"].set_attn_processor(attention)
+    transformer: Any = model["transformer"]
+    transformer.set_attn_processor(attention)
     log_counts = torch.tensor([math.log(count) for count in PADDING_COUNTS])
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:

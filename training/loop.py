@@ -96,14 +96,18 @@ def save_atomically(tensors: dict[str, torch.Tensor], path: Path, metadata: dict
         temporary.unlink(missing_ok=True)
 
 
-def _save_checkpoint(path: Path, module: nn.Module, averaged: Averaged, optimizer, state: dict[str, float]) -> None:
-    tensors = {f"model.{name}": parameter for name, parameter in module.named_parameters()}
+def _save_checkpoint(
+    path: Path, module: nn.Module, averaged: Averaged, optimizer: torch.optim.Optimizer, state: dict[str, float]
+) -> None:
+    tensors: dict[str, torch.Tensor] = {f"model.{name}": value for name, value in module.named_parameters()}
     tensors |= {f"average.{name}": value for name, value in averaged.values.items()}
     tensors |= _optimizer_tensors(module, optimizer)
     save_atomically(tensors, path, {"state": json.dumps(state)})
 
 
-def _load_checkpoint(path: Path, module: nn.Module, averaged: Averaged, optimizer) -> dict[str, float]:
+def _load_checkpoint(
+    path: Path, module: nn.Module, averaged: Averaged, optimizer: torch.optim.Optimizer
+) -> tuple[int, float]:
     with safe_open(path, framework="pt") as file, torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(file.get_tensor(f"model.{name}"))
@@ -111,7 +115,8 @@ def _load_checkpoint(path: Path, module: nn.Module, averaged: Averaged, optimize
             optimizer.state[parameter] = {
                 key: file.get_tensor(f"optimizer.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")
             }
-        return json.loads(file.metadata()["state"])
+        state = json.loads(file.metadata()["state"])
+        return int(state["step"]), float(state["seconds"])
 
 
 def train(
@@ -126,14 +131,14 @@ def train(
     checkpoint = options.work / f"{name}.ckpt.safetensors"
     averaged = Averaged(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=options.learning_rate, weight_decay=0.01, betas=(0.9, 0.99))
-    state = {"step": 0, "seconds": 0.0}
+    step, spent = 0, 0.0
     options.work.mkdir(parents=True, exist_ok=True)
     if checkpoint.exists():
-        state = _load_checkpoint(checkpoint, module, averaged, optimizer)
-        _shorten_log(options.work / f"{name}.csv", state["step"])
-        print(f"{name}: resumed at step {state['step']}", flush=True)
-    started = time.monotonic() - state["seconds"]
-    step, losses = state["step"], []
+        step, spent = _load_checkpoint(checkpoint, module, averaged, optimizer)
+        _shorten_log(options.work / f"{name}.csv", step)
+        print(f"{name}: resumed at step {step}", flush=True)
+    started = time.monotonic() - spent
+    losses: list[float] = []
     while True:
         seconds = time.monotonic() - started
         progress = step / options.steps

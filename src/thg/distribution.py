@@ -15,7 +15,7 @@ __version__ = "0.2.0.dev0"
 
 EXTRAS = {  # extra -> what can be imported with it
     "diffusers": ("diffusers", "transformers", "accelerate", "PIL", "tqdm"),
-    "metrics": ("scipy",),
+    "metrics": ("scipy", "pydantic", "platformdirs"),
     "plots": ("matplotlib",),
     "studio": ("fastapi", "uvicorn"),
     "datasets": ("datasets",),

@@ -43,7 +43,7 @@ def parse(config):
 
 def test_the_small_one_is_sound():
     config = parse(SMALL)
-    assert config.reference == "CFG"
+    assert config.reference_method.name == "CFG"
     assert [method.steps for method in config.methods] == [10, 10]
     assert config.prompts.file == Path("/base/prompts.txt")
     assert config.batch_size == 16

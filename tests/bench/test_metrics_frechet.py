@@ -121,3 +121,12 @@ def test_errors():
     moments.add(torch.zeros(2, 3))
     with pytest.raises(MetricError, match="mixed"):
         moments.add(torch.zeros(2, 4))
+
+
+def test_frechet_distance_of_shifted_and_stretched_gaussians():
+    """For independent coordinates it is the squared shift plus the squared differences of the deviations."""
+    points = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = (points - points.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(points.T))).T
+    moved = points * torch.tensor([1.0, 2.0, 1.0]) + torch.tensor([0.0, 0.0, 3.0])
+    assert frechet_distance(Gaussian.of(points), Gaussian.of(points)) == pytest.approx(0.0, abs=1e-6)
+    assert frechet_distance(Gaussian.of(points), Gaussian.of(moved)) == pytest.approx(1.0 + 9.0, rel=1e-6)

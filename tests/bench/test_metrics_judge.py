@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from thg.bench.metrics import Batch, MetricError
+from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.bench.metrics.judge import find_word, garments_asked, judge_metrics
 from thg.models.garments import GARMENTS, TONE_WORDS, TONES, benchmark_prompts
-from thg.models.judge import Judge, JudgeNetwork, frechet_distance
+from thg.models.judge import Judge, JudgeNetwork
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_the_real_judge_is_asked_as_it_wants_to_be(judge):
     assert metrics[1].compute() == pytest.approx(float((verdict.tones == torch.tensor(tones)).float().mean()))
     references = torch.rand(40, 1, 32, 32, generator=torch.Generator().manual_seed(1)) ** 2
     metrics[2].add_reference(Batch(references))
-    expected = frechet_distance(verdict.features, judge(2 * references - 1).features)
+    expected = frechet_distance(Gaussian.of(verdict.features), Gaussian.of(judge(2 * references - 1).features))
     assert metrics[2].compute() == pytest.approx(expected, rel=1e-3)
 
 

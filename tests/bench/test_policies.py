@@ -15,19 +15,19 @@ import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
 from thg.bench.errors import ConfigError
-from thg.bench.methods import Adaptive, Guided, Pilot, PlainCFG, counted_work
-from thg.bench.outside import CacheDiT, DeepCache, FasterCache, OutsideError
-from thg.bench.policies import (
+from thg.bench.methods.adaptive_guidance import (
     AdaptiveGuidance,
-    CFGCache,
-    CFGCacheFFT,
+    AdaptiveGuidancePolicy,
     CosineRecorder,
-    GuidanceInterval,
-    SelectiveGuidance,
     find_threshold,
-    weigh_frequencies,
 )
-from thg.bench.profiled import Calibrated
+from thg.bench.methods.calibrated import Calibrated
+from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT, weigh_frequencies
+from thg.bench.methods.counting import counted_work
+from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
+from thg.bench.methods.ours import Guided, PlainCFG
+from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
+from thg.bench.methods.policy import Pilot
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import Run
 from thg.plans.planners import Planned
@@ -193,7 +193,7 @@ def test_an_interval_from_the_start_is_selective_guidance(pipe):
 
 
 def test_adaptive_guidance_between_its_extremes(pipe):
-    never, always = Adaptive(None, 1.0), Adaptive(None, -1.0)
+    never, always = AdaptiveGuidancePolicy(None, 1.0), AdaptiveGuidancePolicy(None, -1.0)
     latents, evaluations = sample_under(pipe, never)
     torch.testing.assert_close(latents, sample(pipe))
     assert evaluations == [2 * STEPS] * 2
@@ -212,7 +212,7 @@ def recorded_curves(pipe, indices):
 def test_adaptive_guidance_decides_for_each_sample_alone(pipe):
     curves = recorded_curves(pipe, range(5))
     middle = sorted(row[0] for row in curves)[STEPS // 2]
-    policy = Adaptive(None, middle)
+    policy = AdaptiveGuidancePolicy(None, middle)
     together, counts = sample_under(pipe, policy, indices=range(5))
     for i in range(5):
         alone, (count,) = sample_under(pipe, policy, indices=[i])
@@ -229,11 +229,11 @@ def test_the_threshold_search_predicts_what_runs_cost(pipe):
         sample(pipe, range(5))
 
     nfe = STEPS + 1
-    ready, measured = Adaptive(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
+    ready, measured = AdaptiveGuidancePolicy(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
     _, counts = sample_under(pipe, ready, indices=range(5))
     assert sum(counts) / len(counts) == pytest.approx(measured["nfe_of_pilot"])
     assert abs(measured["nfe_of_pilot"] - nfe) <= 0.5
-    again, same = Adaptive(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
+    again, same = AdaptiveGuidancePolicy(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
     assert (again, same) == (ready, measured)
     assert runs == 1  # what was measured before is used again
 

@@ -5,21 +5,20 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.runs import METHODS, config_in, quietly, save_model, values
 from thg.bench.config import parse_config
-from thg.bench.contact_sheet import Column, draw_sheet, most_different
 from thg.bench.errors import RunFolderError
-from thg.bench.frontier import draw_frontier, family
-from thg.bench.markdown import table
-from thg.bench.measure import Measured, Row, measure
 from thg.bench.report import rebuild_report, write_report
+from thg.bench.report.markdown import table
+from thg.bench.report.measure import Measured, Row, measure
 from thg.bench.store import RunFolder
 from thg.cli import main
+from thg.plots.frontier import Point, draw_frontier, family
+from thg.plots.sheet import Column, most_different, sheet
 
 PUBLISHED = {"nfe": 70, "psnr": 24.16}
 
@@ -131,9 +130,9 @@ def test_scores_are_taken_before_pictures_become_bytes(finished):
     config, path, _ = finished
     folder = RunFolder(path)
     for record in folder.records("cfg-cache", config.count):
-        a, b = (folder.read_picture(slug, record["index"]).double() for slug in ("cfg-cache", "cfg"))
+        a, b = (np.asarray(folder.read_picture(slug, record["index"]), float) for slug in ("cfg-cache", "cfg"))
         exact = 255**2 * 10 ** (-record["psnr"] / 10)
-        assert float((a - b).square().mean()) == pytest.approx(exact + 1 / 6, rel=0.4)
+        assert ((a - b) ** 2).mean() == pytest.approx(exact + 1 / 6, rel=0.4)
 
 
 def test_pictures_of_the_report_can_be_opened(finished):
@@ -227,18 +226,21 @@ def test_bench_prints_the_table_and_names_the_report(home, tmp_path, capsys):
 
 
 def test_the_magnified_region_is_where_pictures_differ():
-    pictures = [torch.zeros(1, 32, 32, dtype=torch.uint8) for _ in range(3)]
-    pictures[1][0, 20:24, 4:8] = 200
-    left, top, right, bottom = most_different(pictures)
+    pictures = [np.zeros((32, 32), np.uint8) for _ in range(3)]
+    pictures[1][20:24, 4:8] = 200
+    left, top, right, bottom = most_different([Image.fromarray(picture) for picture in pictures])
     assert left <= 4 and right >= 8 and top <= 20 and bottom >= 24  # noqa: PT018
 
 
-def test_a_sheet_of_colour_pictures_with_a_named_region(tmp_path):
-    picture = torch.randint(0, 255, (3, 40, 40), dtype=torch.uint8)
-    columns = [Column(name, 70.0, name == "CFG", [picture, picture]) for name in ("CFG", "a long name " * 5)]
-    draw_sheet(columns, ["one", "two " * 100], tmp_path / "sheet.png", region=(0, 0, 10, 10))
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.width > 2 * 160
+def test_a_sheet_of_colour_pictures_shows_the_named_region_enlarged():
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:10, :10] = (0, 200, 0)
+    columns = [Column(name, "NFE 70", [Image.fromarray(pixels)] * 2) for name in ("CFG", "a long name " * 5)]
+    plain = sheet(["one", "two " * 100], columns)
+    enlarged = sheet(["one", "two " * 100], columns, [(0, 0, 10, 10), (0, 0, 10, 10)])
+    green = [(np.asarray(page) == (0, 200, 0)).all(-1).sum() for page in (plain, enlarged)]
+    assert enlarged.width == plain.width > 2 * 160
+    assert green[1] > 4 * 150**2 > 10 * green[0]
 
 
 @pytest.mark.parametrize(
@@ -250,5 +252,6 @@ def test_budgets_do_not_make_another_family(name, expected):
 
 
 def test_a_frontier_needs_two_points(tmp_path):
-    assert not draw_frontier([row("a", psnr=30.0)], tmp_path / "f.png", "t")
-    assert draw_frontier([row("a", psnr=30.0), row("b", 80.0, psnr=35.0)], tmp_path / "f.png", "t")
+    points = [Point("a", "uniform", 70, 30.0), Point("b", "cfg-cache", 80, 35.0)]
+    assert not draw_frontier(points[:1], tmp_path / "f.png", "t")
+    assert draw_frontier(points, tmp_path / "f.png", "t")

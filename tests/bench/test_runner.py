@@ -21,10 +21,10 @@ from thg.bench.data import DataError
 from thg.bench.errors import ConfigError, RunFolderError
 from thg.bench.report import write_report
 from thg.bench.runner import Runner, Shard, find_shard
-from thg.bench.seeds import generators, sample_seed
 from thg.bench.store import RunFolder
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
+from thg.seeds import generators, sample_seed
 
 
 @pytest.fixture(scope="module")

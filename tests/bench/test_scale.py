@@ -14,7 +14,7 @@ pytest.importorskip("accelerate", reason="the launcher belongs to accelerate")
 
 from tests.bench.runs import pictures, quietly, save_model, values
 from thg.bench.config import load_config
-from thg.bench.measure import missing_samples
+from thg.bench.report.measure import missing_samples
 from thg.bench.store import RunFolder
 
 COUNT = 16

@@ -21,11 +21,11 @@ import thg
 from tests.calibrate.conftest import SCALE, STEPS
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
 from thg.adapter.schedulers import read_schedule
-from thg.calibration.run import sample_seed
 from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
 from thg.profiles.noise import output_weight
+from thg.seeds import sample_seed
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
 

@@ -6,7 +6,7 @@ import torch
 from tests.models.conftest import FASHION_MNIST, needs_dataset
 from thg.errors import THGError
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES, benchmark_prompts, brightness, prompt_for
-from thg.models.judge import Judge, frechet_distance
+from thg.models.judge import Judge
 
 
 @needs_dataset
@@ -38,15 +38,6 @@ def test_brighter_is_lighter():
     tones = judge(greys, torch.full((8,), GARMENTS.index("coat"))).tones.tolist()
     assert tones == sorted(tones)
     assert {tones[0], tones[-1]} == {0, 2}
-
-
-def test_frechet_distance_of_shifted_and_stretched_gaussians():
-    """For independent coordinates it is the squared shift plus the squared differences of the deviations."""
-    points = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = (points - points.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(points.T))).T
-    moved = points * torch.tensor([1.0, 2.0, 1.0]) + torch.tensor([0.0, 0.0, 3.0])
-    assert frechet_distance(points, points) == pytest.approx(0.0, abs=1e-6)
-    assert frechet_distance(points, moved) == pytest.approx(1.0 + 9.0, rel=1e-6)
 
 
 def test_missing_judge_is_an_error_of_one_line(tmp_path):

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from thg.adapter.layouts import DENOISERS
+
 
 def fingerprint(pipe: Any) -> str:
     """Class and architecture of the network that a pipeline denoises with: "UNet2DConditionModel-1f3a9c20".
 
     Fine-tuned weights of one architecture share it: their guidance behaves alike. Empty where there is no telling.
     """
-    for name in ("unet", "transformer", "prior", "decoder"):
+    for name in DENOISERS:
         network = getattr(pipe, name, None)
         if isinstance(network, torch.nn.Module):
             config = {key: value for key, value in dict(getattr(network, "config", {})).items() if key[:1] != "_"}

@@ -14,6 +14,9 @@ from typing import Any
 
 from thg.errors import UnsupportedPipelineError
 
+DENOISERS = ("unet", "transformer", "prior", "decoder")
+"""The names under which pipelines have their denoising network."""
+
 
 @dataclass(frozen=True)
 class Batched:
@@ -24,7 +27,7 @@ class Batched:
 
     branches: tuple[str, ...] = ("uncond", "cond")
     predicted: tuple[str, ...] = ("uncond",)
-    denoisers: tuple[str, ...] = ("unet", "transformer", "prior", "decoder")
+    denoisers: tuple[str, ...] = DENOISERS
 
     def branches_of(self, pipe: Any) -> tuple[str, ...]:
         """The branches in the current call, with guidance on."""

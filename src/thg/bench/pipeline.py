@@ -12,11 +12,11 @@ from thg.bench.config import BenchConfig, Model
 from thg.bench.data import hub_prompts, read_prompts
 from thg.bench.data.errors import DataError
 from thg.bench.errors import ConfigError
-from thg.bench.seeds import generators
-from thg.bench.table import nearest
+from thg.bench.strict import nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.models import benchmark_prompts, shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
+from thg.seeds import generators
 
 
 @dataclass(frozen=True, eq=False)

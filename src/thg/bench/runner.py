@@ -20,14 +20,13 @@ import torch
 
 from thg.bench.config import BenchConfig, Method
 from thg.bench.errors import ConfigError
-from thg.bench.methods import Pilot
-from thg.bench.metrics import Batch, MeanMetric, load_metrics
-from thg.bench.outside import OutsideError
+from thg.bench.methods.outside import OutsideError
+from thg.bench.methods.policy import Pilot
+from thg.bench.metrics import Batch, MeanMetric, Sources, load_metrics
 from thg.bench.pipeline import Samples, load_pipeline, load_prompts, sample
-from thg.bench.seeds import sample_seed
-from thg.bench.sources import metric_sources
 from thg.bench.store import RunFolder
 from thg.errors import PlanError
+from thg.seeds import sample_seed
 
 PILOT = 16
 """Prompts on which thresholds are searched and outside programs counted."""
@@ -84,7 +83,7 @@ class Runner:
         self.pipe = load_pipeline(config.model, shard.device)
         folder.open(config)
         wanted = [name for name in config.metrics if name in PAIRED]
-        loaded = load_metrics(wanted, metric_sources(config), shard.device)
+        loaded = load_metrics(wanted, Sources.of(config.networks), shard.device)
         self.paired = [metric for metric in loaded.metrics if isinstance(metric, MeanMetric)]
 
     def run(self) -> None:
@@ -119,8 +118,8 @@ class Runner:
 
     def _prepare(self) -> list[Method]:
         """The methods as they will run, the reference first; outside programs that do not work here are left out."""
-        reference = self.config.reference
-        ordered = sorted(self.config.methods, key=lambda method: method.name != reference)
+        reference = self.config.reference_method
+        ordered = sorted(self.config.methods, key=lambda method: method is not reference)
         ready = []
         for method in ordered:
             known = self.folder.prepared(method.slug)

@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import json
 import math
-import wave
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
 from thg.bench.config import BenchConfig
 from thg.bench.errors import RunFolderError
 from thg.files import write_atomically
+from thg.media import png_bytes, wav_bytes
 
 DIGITS = 6
 
@@ -76,21 +74,11 @@ class RunFolder:
 
     def write_picture(self, slug: str, index: int, picture: torch.Tensor, record: dict[str, Any]) -> None:
         """A picture (channels, height, width) in [0, 1]."""
-        pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        buffer = BytesIO()
-        Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
-        self._write_sample(slug, index, ".png", buffer.getvalue(), record)
+        self._write_sample(slug, index, ".png", png_bytes(picture.permute(1, 2, 0).numpy()), record)
 
     def write_sound(self, slug: str, index: int, sound: torch.Tensor, rate: int, record: dict[str, Any]) -> None:
         """A sound (samples,) in [-1, 1], as 16-bit wav."""
-        values = (sound.clamp(-1, 1) * 32767).round().to(torch.int16).numpy().astype("<i2")
-        buffer = BytesIO()
-        with wave.open(buffer, "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes(values.tobytes())
-        self._write_sample(slug, index, ".wav", buffer.getvalue(), record)
+        self._write_sample(slug, index, ".wav", wav_bytes(sound.numpy(), rate), record)
 
     def _write_sample(self, slug: str, index: int, suffix: str, content: bytes, record: dict[str, Any]) -> None:
         write_atomically(self.sample_path(slug, index, suffix), content)
@@ -104,15 +92,14 @@ class RunFolder:
                 raise RunFolderError(f"sample {index} of {slug} is missing in {self.path}: run thg bench again")
             yield record
 
-    def read_picture(self, slug: str, index: int) -> torch.Tensor:
-        """A picture as (channels, height, width) bytes."""
+    def read_picture(self, slug: str, index: int) -> Image.Image:
         path = self.sample_path(slug, index, ".png")
         try:
             with Image.open(path) as picture:
-                pixels = np.array(picture)
+                picture.load()
+                return picture
         except (OSError, SyntaxError, ValueError) as error:
             raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
-        return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).contiguous()
 
     # -- timings and preparations
 

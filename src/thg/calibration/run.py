@@ -27,6 +27,7 @@ from thg.errors import ProfileError
 from thg.ode.outputs import Prediction
 from thg.plans.guide import Guide, Run
 from thg.profiles.profile import About, Moments, Profile, exact_sum
+from thg.seeds import generators
 
 ANCHORS = 10
 SENSITIVITY_SAMPLES = 4
@@ -95,7 +96,6 @@ class _Work:
     sensitivity: int
     prompt_name: str
     grid: NoiseGrid | None = field(default=None, init=False)
-    guide: Any = field(default=None, init=False)
 
     @classmethod
     def of(
@@ -147,6 +147,7 @@ class _Work:
             "arguments": self.arguments,
             "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
             "seed": self.seed,
+            "noise": "thg.seeds",  # 0.1.0 drew other noise from the same seed
             "sensitivity": self.sensitivity,
         }
 
@@ -207,8 +208,7 @@ class _Work:
     def _run(self, samples: Sequence[int], guide: Callable[[Run], Guide]) -> Any:
         """One run of the pipeline with plain CFG under the eyes of a guide."""
         maker = _Maker(guide)
-        generators = [torch.Generator().manual_seed(sample_seed(self.seed, i)) for i in samples]
-        batch = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators}
+        batch = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
         with enabled(self.pipe, maker), torch.no_grad():
             self.pipe(**batch, **self.arguments)
         if maker.made is None:
@@ -271,11 +271,6 @@ class _Maker:
     def guide(self, run: Run) -> Guide:
         self.made = self._make(run)
         return self.made
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The seed of a sample's noise: of the calibration's seed and the prompt's place alone."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def _model_name(pipe: Any) -> str:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, load_config, override
-from thg.bench.measure import missing_samples
 from thg.bench.report import write_report
+from thg.bench.report.measure import missing_samples
 from thg.bench.runner import find_shard, generate
 from thg.bench.store import RunFolder
 

@@ -9,12 +9,13 @@ from typing import Any
 from tqdm import tqdm
 
 from thg.cli import files, pipelines
-from thg.cli.sampling import Sampled, mean_psnr, sample
-from thg.cli.sheet import Column, sheet
+from thg.cli.sampling import Sampled, sample
 from thg.distribution import versions
 from thg.errors import THGError
+from thg.media import mean_psnr, psnr
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
+from thg.plots.sheet import Column, sheet
 
 BATCH = 16
 
@@ -68,5 +69,6 @@ def _column(title: str, parts: list[Sampled], reference: list[Any] | None) -> Co
     pictures = [picture for part in parts for picture in part.items]
     caption = f"{parts[0].nfe} NFE   {sum(part.seconds for part in parts):.2f} s"
     if reference is not None:
-        caption += f"   {mean_psnr(pictures, reference):.1f} dB"
+        decibels = [psnr(a, b, peak=255) for a, b in zip(pictures, reference, strict=True)]
+        caption += f"   {mean_psnr(decibels):.1f} dB"
     return Column(title, caption, pictures)

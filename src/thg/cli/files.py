@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from thg.errors import THGError
-from thg.files import atomic_target
+from thg.files import atomic_target, write_atomically
+from thg.media import wav_bytes
 
 
 def check_writable(path: Path) -> None:
@@ -48,13 +48,7 @@ def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:
 def save_sound(path: Path, sound: Any, rate: int) -> None:
     """A WAV file of 16 bits."""
     samples = np.asarray(torch.as_tensor(sound).float().cpu().numpy() if isinstance(sound, torch.Tensor) else sound)
-    samples = np.atleast_2d(samples.squeeze())  # (channels, length)
-
-    with atomic_target(path) as target, wave.open(str(target), "wb") as file:
-        file.setnchannels(samples.shape[0])
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
+    write_atomically(path, wav_bytes(samples.squeeze(), rate))
 
 
 def save_frames(path: Path, frames: Any, fps: int = 8) -> None:

@@ -7,9 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from thg.adapter import Summary, disable, enable, summary
 from thg.errors import NonFiniteError, THGError
@@ -77,15 +75,3 @@ def _items(output: Any) -> tuple[str, list[Any]]:
         if value is not None:
             return kind, list(value)
     raise THGError(f"this command cannot show what {type(output).__name__} holds")
-
-
-def psnr(picture: Image.Image, reference: Image.Image) -> float:
-    """Peak signal-to-noise ratio in dB between two pictures of 8 bits; infinite for equal ones."""
-    a, b = (np.asarray(p, dtype=np.float64) for p in (picture, reference))
-    error = float(np.mean((a - b) ** 2))
-    return float("inf") if error == 0 else 10 * np.log10(255**2 / error)
-
-
-def mean_psnr(pictures: list[Image.Image], references: list[Image.Image]) -> float:
-    """The mean over pictures; those that are equal to the last bit count as 100 dB."""
-    return float(np.mean([min(psnr(a, b), 100.0) for a, b in zip(pictures, references, strict=True)]))

@@ -95,14 +95,3 @@ class Judge:
         borders = self.tone_borders[garments if asked is None else asked]
         tones = (brightness(pictures.float())[:, None] > borders).sum(1)
         return Verdict(garments, tones, features)
-
-
-def frechet_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Frechet distance between Gaussians fitted to two sets of features, each (pictures, features)."""
-    one, other = one.double(), other.double()
-    gap = (one.mean(0) - other.mean(0)).square().sum()
-    first, second = torch.cov(one.T), torch.cov(other.T)
-    values, vectors = torch.linalg.eigh(first)
-    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-    cross = torch.linalg.eigvalsh(root @ second @ root).clamp(min=0).sqrt().sum()
-    return float(gap + first.trace() + second.trace() - 2 * cross)

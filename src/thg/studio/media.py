@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
 import math
-import wave
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from thg import media
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
 
@@ -55,34 +54,19 @@ def psnr(output: Output, reference: Output) -> list[float | None]:
     values: list[float | None] = []
     for item, wanted in zip(output.items, reference.items, strict=True):
         peak = 1.0 if output.kind != "audio" else max(float(np.abs(wanted).max()), 1e-9)
-        error = float(np.mean((item - wanted) ** 2))
-        values.append(None if error == 0 else 10 * math.log10(peak**2 / error))
+        value = media.psnr(item, wanted, peak)
+        values.append(value if math.isfinite(value) else None)
     return values
 
 
 def png(pixels: Array) -> str:
     """An array of height x width (x channels) in [0, 1] as a PNG in base64."""
-    if not np.isfinite(pixels).all():
-        raise THGError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
-    values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
-    if values.ndim == 3 and values.shape[-1] == 1:
-        values = values[..., 0]
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, "PNG", compress_level=3)
-    return base64.b64encode(file.getvalue()).decode()
+    return base64.b64encode(media.png_bytes(pixels, compress_level=3)).decode()
 
 
 def wav(samples: Array, rate: int) -> str:
-    """Samples (channels x time, or time) in [-1, 1] as a WAV of 16 bits in base64."""
-    samples = np.atleast_2d(samples)
-    whole = (np.clip(samples.T, -1, 1) * 32767).round().astype("<i2")
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(whole.shape[1])
-        sound.setsampwidth(2)
-        sound.setframerate(rate)
-        sound.writeframes(whole.tobytes())
-    return base64.b64encode(file.getvalue()).decode()
+    """Samples (channels x time, or time) in [-1, 1] as a WAV in base64."""
+    return base64.b64encode(media.wav_bytes(samples, rate)).decode()
 
 
 def _array(item: Any) -> Array:

@@ -10,6 +10,7 @@ import torch
 
 import thg
 from thg.adapter.identity import fingerprint
+from thg.adapter.layouts import DENOISERS
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
@@ -104,7 +105,7 @@ class Model:
 
 
 def _denoiser(pipe: Any) -> torch.nn.Module:
-    for name in ("unet", "transformer", "prior", "decoder"):
+    for name in DENOISERS:
         if isinstance(part := getattr(pipe, name, None), torch.nn.Module):
             return part
     raise THGError(f"the studio does not find the network in {type(pipe).__name__}")

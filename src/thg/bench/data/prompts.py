@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from thg.bench.data.delimited import LINE_END, read_table
 from thg.bench.data.errors import DataError
-from thg.bench.data.table import LINE_END, read_table
 from thg.distribution import missing
 
 USUAL_COLUMNS = ("prompt", "caption", "text")

@@ -6,14 +6,15 @@
         metric.compute()
 
 What cannot be measured here is named in `loaded.skipped`, with the reason.
+
+By hand where a library has it: these (torchmetrics, clean-fid, lpips, image-reward) need torchvision or old transformers.
 """
 
 from thg.bench.metrics.base import MeanMetric, Metric, SetMetric
 from thg.bench.metrics.batch import Batch, MetricError
-from thg.bench.metrics.registry import METRIC_NAMES, Loaded, Sources, load_metrics
+from thg.bench.metrics.registry import Loaded, Sources, load_metrics, metric_names
 
 __all__ = [
-    "METRIC_NAMES",
     "Batch",
     "Loaded",
     "MeanMetric",
@@ -22,4 +23,5 @@ __all__ = [
     "SetMetric",
     "Sources",
     "load_metrics",
+    "metric_names",
 ]

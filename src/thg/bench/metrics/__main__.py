@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     lpips.add_argument("backbone", type=Path, help="alexnet-owt-7be5be79.pth or vgg16-397923af.pth of torchvision")
     lpips.add_argument("heads", type=Path, help="alex.pth or vgg.pth of the lpips package")
     for command in (inception, lpips):
-        command.add_argument("--target", type=Path, help="where to put the file (default: in ~/.cache/thg)")
+        command.add_argument("--target", type=Path, help="where to put the file (default: in the cache folder)")
     options = parser.parse_args(arguments)
     try:
         if options.command == "inception":

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.metrics.batch import Batch, MetricError
+from thg.media import CAP, psnr
 
 
 class PSNR(MeanMetric):
     """Peak signal-to-noise ratio in decibels, 10 log10(1 / MSE), averaged over pictures.
 
-    Floats are compared as floats, before they become bytes. A picture equal to its reference has infinitely many
-    decibels, and then so has the mean.
+    Floats are compared as floats, before they become bytes. A picture equal to its reference counts as 100 dB.
     """
 
     name = "psnr"
@@ -21,8 +21,8 @@ class PSNR(MeanMetric):
     needs = frozenset({"pairs"})
 
     def score(self, batch: Batch) -> torch.Tensor:
-        error = (batch.pictures() - batch.reference_pictures()).double().square().flatten(1).mean(1)
-        return -10 * torch.log10(error)
+        pairs = zip(batch.pictures().cpu().numpy(), batch.reference_pictures().cpu().numpy(), strict=True)
+        return torch.tensor([min(psnr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 class SSIM(MeanMetric):

@@ -21,6 +21,12 @@ class Gaussian(NamedTuple):
     mean: torch.Tensor
     covariance: torch.Tensor
 
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> Gaussian:
+        """Fitted to rows of features; the covariance is the unbiased one."""
+        rows = rows.double().cpu()
+        return cls(rows.mean(0), torch.cov(rows.T))
+
 
 def frechet_distance(first: Gaussian, second: Gaussian) -> float:
     """The squared Frechet distance. Singular covariances (fewer samples than features) are fine."""

@@ -22,7 +22,7 @@ from thg.bench.metrics.weights import cache_folder, load_into, read_tensors, req
 from thg.errors import MissingExtraError
 
 FILE_NAME = "ImageReward.pt"
-HOW_TO_GET = "Download it once: hf download THUDM/ImageReward ImageReward.pt --local-dir ~/.cache/thg"
+HOW_TO_GET = "Download it to there once: hf download THUDM/ImageReward ImageReward.pt --local-dir FOLDER"
 TOKENIZER = "bert-base-uncased"
 LONGEST_TEXT = 35
 REWARD_MEAN, REWARD_STD = 0.16717362830052426, 1.0333394966054072

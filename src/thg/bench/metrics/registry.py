@@ -1,11 +1,18 @@
-"""Metrics by name: what can be measured here is made ready, what cannot is named together with the reason."""
+"""Metrics by name: what can be measured here is made ready, what cannot is named together with the reason.
+
+Own metrics are found by entry points of the group `thg.metrics`: a `Metric` class, or a function that makes one; with a
+parameter `device` it is told where to run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import cache
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from thg.bench.metrics.base import LastSeen, Metric
 from thg.bench.metrics.batch import MetricError
@@ -22,10 +29,13 @@ from thg.errors import MissingExtraError
 from thg.models.judge import JUDGE_PATH
 from thg.models.judge import Judge as ShippedJudge
 
+GROUP = "thg.metrics"
+"""Of entry points."""
+
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the networks come from. A path that is None is looked for in `~/.cache/thg`.
+    """Where the networks come from. A path that is None is looked for in the cache folder of thg.
 
     The defaults are the networks of the paper. What few people touch: the hub ids, which may also be folders.
     """
@@ -41,6 +51,20 @@ class Sources:
     judge: Judge | None = None
     """None: the judge that is shipped with the models."""
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """What a configuration may name."""
+        return tuple(source.name for source in fields(cls) if source.name != "judge")
+
+    @classmethod
+    def of(cls, networks: Mapping[str, str]) -> Sources:
+        """From the texts of a configuration."""
+        files = {source.name for source in fields(cls) if "Path" in str(source.type)}
+        values: dict[str, Any] = {
+            name: Path(value).expanduser() if name in files else value for name, value in networks.items()
+        }
+        return cls(**values)
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -53,7 +77,7 @@ class Loaded:
 def load_metrics(names: Iterable[str], sources: Sources | None = None, device: str = "cpu") -> Loaded:
     """Make metrics ready. One whose weights or packages are missing is skipped with the reason; the others go on.
 
-    - `names`: of METRIC_NAMES, in the order in which the metrics are returned.
+    - `names`: of `metric_names`, in the order in which the metrics are returned.
     - `sources`: where the networks come from; the paper's networks unless said otherwise.
     - `device`: where the networks run. Sums are always kept on the CPU in float64.
     """
@@ -61,7 +85,7 @@ def load_metrics(names: Iterable[str], sources: Sources | None = None, device: s
     loaded = Loaded()
     for name in dict.fromkeys(names):
         if name not in makers:
-            raise MetricError(f"there is no metric {name!r}; there are {', '.join(METRIC_NAMES)}")
+            raise MetricError(f"there is no metric {name!r}; there are {', '.join(metric_names())}")
         try:
             loaded.metrics.append(makers[name]())
         except MissingExtraError as error:
@@ -71,6 +95,7 @@ def load_metrics(names: Iterable[str], sources: Sources | None = None, device: s
 
 def _makers(sources: Sources, device: str) -> dict[str, Callable[[], Metric]]:
     inception = cache(lambda: LastSeen(load_inception(sources.inception, device)))
+    own = {entry.name: partial(_registered, entry, device) for entry in entry_points(group=GROUP)}
     judged = cache(lambda: {metric.name: metric for metric in judge_metrics(sources.judge or _shipped_judge())})
     return {
         "psnr": PSNR,
@@ -86,12 +111,20 @@ def _makers(sources: Sources, device: str) -> dict[str, Callable[[], Metric]]:
         "judge_accuracy": lambda: judged()["judge_accuracy"],
         "tone_accuracy": lambda: judged()["tone_accuracy"],
         "judge_frechet": lambda: judged()["judge_frechet"],
+        **own,
     }
+
+
+def _registered(entry: EntryPoint, device: str) -> Metric:
+    make = entry.load()
+    metric: Metric = make(device=device) if "device" in inspect.signature(make).parameters else make()
+    return metric
 
 
 def _shipped_judge() -> Judge:
     return ShippedJudge.load(require_file(JUDGE_PATH, "the judge", "Reinstall thg: the file belongs to the package."))
 
 
-METRIC_NAMES = tuple(_makers(Sources(), "cpu"))
-"""All metrics, in the order of the report's columns."""
+def metric_names() -> tuple[str, ...]:
+    """All metrics: those of thg, and those that installed packages register."""
+    return tuple(_makers(Sources(), "cpu"))

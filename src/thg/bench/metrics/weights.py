@@ -10,12 +10,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from thg.distribution import missing
 from thg.errors import MissingExtraError
 
 
 def cache_folder() -> Path:
-    """Where weights files are looked for when no path is given."""
-    return Path.home() / ".cache" / "thg"
+    """Where weights files are looked for when no path is given: the user's folder for caches, ~/.cache/thg on Linux."""
+    try:
+        from platformdirs import user_cache_path
+    except ImportError as error:
+        raise missing("finding the networks of the metrics", "metrics") from error
+    return Path(user_cache_path("thg", appauthor=False))
 
 
 def require_file(path: Path, metric: str, how_to_get: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from thg.adapter import enabled, summary
 from thg.bench.errors import ConfigError
-from thg.bench.methods import Counted, Pilot, Policy
+from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.calibration import calibrate
 from thg.errors import PlanError
 from thg.plans.guide import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from thg.bench.measure import Measured, Row
+from thg.bench.report.measure import Measured, Row
 
 TITLES = {
     "psnr": "PSNR dB",

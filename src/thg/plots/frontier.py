@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 
-from thg.bench.measure import Row
 from thg.distribution import missing
 from thg.files import write_atomically
 from thg.plots.colours import HARE, TORTOISE
@@ -24,16 +23,23 @@ GREYS = ("#222222", "#555555", "#777777", "#999999", "#BBBBBB")
 MARKERS = "osD^vP*Xh<>"
 
 
+@dataclass(frozen=True)
+class Point:
+    """A method: its name, the policy that colours it, its evaluations a sample and its value."""
+
+    name: str
+    policy: str
+    nfe: float
+    value: float
+
+
 def family(name: str) -> str:
     """What methods with other budgets have in common: "thg uniform 70" is of the family "thg uniform"."""
     return re.sub(r"[\s,]*\d+( steps)?$", "", name) or name
 
 
-def draw_frontier(
-    rows: list[Row], path: Path, title: str, metric: str = "psnr", label: str = "PSNR to plain CFG, dB"
-) -> bool:
+def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSNR to plain CFG, dB") -> bool:
     """Writes the plot; False if there are fewer than two points to draw. Needs matplotlib."""
-    points = [(row, value) for row in rows if row.nfe and (value := row.metrics.get(metric)) and math.isfinite(value)]
     if len(points) < 2:
         return False
     try:
@@ -41,9 +47,9 @@ def draw_frontier(
     except ImportError as error:
         raise missing("the frontier plot", "plots") from error
     families: dict[tuple[bool, str, str], list[tuple[float, float]]] = {}
-    for row, value in points:
-        assert row.nfe is not None
-        families.setdefault((row.policy not in OURS, row.policy, family(row.name)), []).append((row.nfe, value))
+    for point in points:
+        line = (point.policy not in OURS, point.policy, family(point.name))
+        families.setdefault(line, []).append((point.nfe, point.value))
     figure = Figure(figsize=(7.5, 4.8), dpi=120)
     axes = figure.add_subplot()
     greys = cycle(GREYS)

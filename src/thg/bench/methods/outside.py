@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thg.bench.methods import Counted, Pilot, Policy, counted_work
+from thg.bench.methods.counting import counted_work
+from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 
 

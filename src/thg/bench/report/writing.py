@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from thg.bench.config import BenchConfig, parse_config
-from thg.bench.contact_sheet import Column, draw_sheet
-from thg.bench.environment import environment
-from thg.bench.frontier import draw_frontier
-from thg.bench.markdown import speedups, table
-from thg.bench.measure import Measured, measure
+from thg.bench.report.environment import environment
+from thg.bench.report.markdown import speedups, table
+from thg.bench.report.measure import Measured, measure
 from thg.bench.store import RunFolder
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
+from thg.plots.frontier import Point, draw_frontier
+from thg.plots.sheet import Column, most_different, sheet
 
 MOST_COLUMNS = 7
 
@@ -27,14 +28,14 @@ def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
     about = environment(device)
     notes = [f"{note}." for note in measured.notes]
     try:
-        frontier = draw_frontier(measured.rows, path / "frontier.png", config.title)
+        frontier = draw_frontier(_points(measured), path / "frontier.png", config.title)
     except MissingExtraError as error:
         frontier = False
         notes.append(f"No frontier plot: {error}.")
-    sheet = _sheet(config, folder, measured)
+    drawn = _sheet(config, folder, measured)
     numbers = table(measured, config.metrics)
     write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
-    text = _markdown(config, measured, about, numbers, notes, frontier, sheet)
+    text = _markdown(config, measured, about, numbers, notes, frontier, drawn)
     write_atomically(path / "report.md", text.encode())
     return numbers
 
@@ -46,8 +47,13 @@ def rebuild_report(path: Path, device: str = "cpu") -> str:
     return write_report(parse_config(stored["config"], Path(stored["base"])), path, device)
 
 
+def _points(measured: Measured) -> list[Point]:
+    found = [(row, row.metrics.get("psnr")) for row in measured.rows]
+    return [Point(row.name, row.policy, row.nfe, value) for row, value in found if row.nfe and value is not None]
+
+
 def _sheet(config: BenchConfig, folder: RunFolder, measured: Measured) -> bool:
-    if not folder.sample_path(config.method(config.reference).slug, 0, ".png").exists():
+    if not folder.sample_path(config.reference_method.slug, 0, ".png").exists():
         return False  # sounds
     rows = {row.name: row for row in measured.rows if not row.left_out}
     names = [name for name in config.sheet.methods if name in rows] or list(rows)[:MOST_COLUMNS]
@@ -56,12 +62,18 @@ def _sheet(config: BenchConfig, folder: RunFolder, measured: Measured) -> bool:
         return False
     columns = []
     for name in names:
-        row, slug = rows[name], config.method(name).slug
-        assert row.nfe is not None
-        columns.append(Column(name, row.nfe, row.is_reference, [folder.read_picture(slug, i) for i in indices]))
-    records = folder.records(config.method(config.reference).slug, config.count)
+        slug = config.method(name).slug
+        columns.append(Column(name, f"NFE {rows[name].nfe:.0f}", [folder.read_picture(slug, i) for i in indices]))
+    records = folder.records(config.reference_method.slug, config.count)
     prompts = {record["index"]: record["prompt"] for record in records if record["index"] in indices}
-    draw_sheet(columns, [prompts[i] for i in indices], folder.path / "sheet.png", config.sheet.region)
+    left, top, right, bottom = config.sheet.region or (0, 0, 0, 0)
+    details = [
+        (left, top, right, bottom) if right else most_different([column.pictures[row] for column in columns])
+        for row in range(len(indices))
+    ]
+    buffer = BytesIO()
+    sheet([prompts[i] for i in indices], columns, details).save(buffer, "PNG")
+    write_atomically(folder.path / "sheet.png", buffer.getvalue())
     return True
 
 

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from thg.bench.config import BenchConfig, Method
 from thg.bench.data import PictureFolder, SoundFolder, read_statistics
 from thg.bench.data.references import read_sound
 from thg.bench.errors import RunFolderError
-from thg.bench.metrics import Batch, Metric, SetMetric, load_metrics
-from thg.bench.sources import metric_sources
+from thg.bench.metrics import Batch, Metric, SetMetric, Sources, load_metrics
 from thg.bench.store import RunFolder
 
 BATCH = 32
@@ -65,9 +66,9 @@ def measure(config: BenchConfig, folder: RunFolder, device: str = "cpu") -> Meas
     """Measures every method of a finished run."""
     if left := missing_samples(config, folder):
         raise RunFolderError(f"{left} samples are missing in {folder.path}: run thg bench again, it goes on from there")
-    loaded = load_metrics(config.metrics, metric_sources(config), device)
+    loaded = load_metrics(config.metrics, Sources.of(config.networks), device)
     skipped = list(loaded.skipped)
-    sounds = folder.sample_path(config.method(config.reference).slug, 0, ".wav").exists()
+    sounds = folder.sample_path(config.reference_method.slug, 0, ".wav").exists()
     metrics = []
     for metric in loaded.metrics:
         reason = _lacks(metric, config, sounds)
@@ -113,7 +114,7 @@ def _count_references(metrics: list[Metric], config: BenchConfig, sounds: bool) 
 
 def _row(config: BenchConfig, folder: RunFolder, method: Method, metrics: list[Metric], sounds: bool) -> Row:
     prepared = folder.prepared(method.slug)
-    is_reference = method.name == config.reference
+    is_reference = method is config.reference_method
     nfe, note, values = None, prepared.get("left_out", ""), {}
     if "left_out" not in prepared:
         records = list(folder.records(method.slug, config.count))
@@ -144,7 +145,7 @@ def _values(
     records: list[dict[str, Any]],
     sounds: bool,
 ) -> dict[str, float | None]:
-    is_reference = method.name == config.reference
+    is_reference = method is config.reference_method
     values: dict[str, float | None] = {}
     streamed = []
     for metric in metrics:
@@ -157,7 +158,7 @@ def _values(
     if streamed:
         pairs = any("pairs" in metric.needs for metric in streamed)
         prompts = [str(record["prompt"]) for record in records]
-        other = config.method(config.reference).slug if pairs else None
+        other = config.reference_method.slug if pairs else None
         for batch in _batches(folder, method.slug, other, prompts, sounds):
             for metric in streamed:
                 metric.update(batch)
@@ -173,9 +174,17 @@ def _batches(folder: RunFolder, slug: str, reference: str | None, prompts: list[
         return
     for first in range(0, len(prompts), BATCH):
         indices = range(first, min(first + BATCH, len(prompts)))
-        pictures = torch.stack([folder.read_picture(slug, index) for index in indices])
-        others = None if reference is None else torch.stack([folder.read_picture(reference, i) for i in indices])
+        pictures = torch.stack([_bytes(folder.read_picture(slug, index)) for index in indices])
+        others = (
+            None if reference is None else torch.stack([_bytes(folder.read_picture(reference, i)) for i in indices])
+        )
         yield Batch(pictures, prompts=tuple(prompts[first : indices.stop]), references=others)
+
+
+def _bytes(picture: Image.Image) -> torch.Tensor:
+    """A picture as (channels, height, width) bytes."""
+    pixels = np.array(picture)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).contiguous()
 
 
 def _note(prepared: dict[str, Any]) -> str:

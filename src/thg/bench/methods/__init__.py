@@ -1,0 +1,1 @@
+"""What a benchmark compares: plain CFG, thg's planners, rivals, and outside programs."""

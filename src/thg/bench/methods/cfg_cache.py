@@ -1,0 +1,129 @@
+"""CFG-Cache, a rival: the difference of the two branches is kept and used again.
+
+Set to an exact number of network evaluations a sample (`nfe`): the conditional branch runs at each step, so nfe - steps
+is the number of unconditional evaluations. A budget that cannot be met is an error. Nothing is imported from the
+rivals' own code; where a paper and its released code differ, the text of the class says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thg.errors import PlanError, UnsupportedPipelineError
+from thg.plans.guide import Guide, HareGuide, Run, Term
+from thg.plans.plan import Plan
+from thg.plans.planners import evaluations_for
+
+
+@dataclass(frozen=True)
+class CFGCache:
+    """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and used again.
+
+    After `warmup` steps with both branches (as many as the budget pays for), the unconditional branch runs at each
+    `interval`-th step and is otherwise taken from the conditional one plus the last difference.
+    """
+
+    paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-10 without the frequency weights"
+
+    nfe: int
+    interval: int = 5
+
+    def plan(self, run: Run) -> Plan:
+        count = evaluations_for(self.nfe, run.steps)
+        return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
+
+    def guide(self, run: Run) -> Guide:
+        return HareGuide(self.plan(run), run)
+
+
+@dataclass(frozen=True)
+class CFGCacheFFT:
+    """CFG-Cache with the frequency enhancement: the low frequencies of the kept difference are raised in the earlier
+    part of the run, the high ones in the later part.
+
+    The paper's weights (Eq. 11) are 1 + alpha where the time step is on the right side of a border. The released code,
+    which this follows (so does diffusers), multiplies the kept difference itself, so that the weight grows over the
+    steps of a leap; and its two ranges overlap (CogVideoX: low up to step 40 of 50, high from step 30 on).
+    """
+
+    paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
+
+    nfe: int
+    interval: int = 5
+    low_weight: float = 1.1
+    high_weight: float = 1.1
+    low_until: float = 0.8  # share of the run
+    high_from: float = 0.6
+
+    def plan(self, run: Run) -> Plan:
+        return CFGCache(self.nfe, self.interval).plan(run)
+
+    def guide(self, run: Run) -> Guide:
+        return FrequencyGuide(HareGuide(self.plan(run), run), self, run.steps)
+
+
+class FrequencyGuide:
+    """Follows another guide, and weighs the frequencies of what it predicts."""
+
+    def __init__(self, inner: HareGuide, weights: CFGCacheFFT, steps: int) -> None:
+        self.plan: Plan | None = inner.plan
+        self._inner = inner
+        self._weights = weights
+        self._steps = steps
+        self._low = self._high = 1.0
+
+    def evaluates(self, step: int) -> bool:
+        return self._inner.evaluates(step)
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        self._low = self._high = 1.0
+        return self._inner.observe(step, conditional, term)
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        term = self._inner.predict(step, conditional)
+        if term is None:
+            return None
+        position = (step + 1) / self._steps
+        self._low *= self._weights.low_weight if position <= self._weights.low_until else 1.0
+        self._high *= self._weights.high_weight if position >= self._weights.high_from else 1.0
+        return tuple(weigh_frequencies(part, self._low, self._high) for part in term)
+
+
+def weigh_frequencies(term: Tensor, low: float, high: float) -> Tensor:
+    """Multiplies the low and the high spatial frequencies of each picture or video frame.
+
+    Works on layouts that end in height and width: pictures (batch, channels, h, w) and videos (batch, channels, frames,
+    h, w) or (batch, frames, channels, h, w). Low is a disc of radius min(h, w) // 5 around frequency 0.
+    """
+    if term.ndim not in (4, 5):
+        raise UnsupportedPipelineError(
+            f"the frequency enhancement of CFG-Cache needs an output that ends in height and width, not one of shape "
+            f"{tuple(term.shape)}; use the policy cfg-cache"
+        )
+    height, width = term.shape[-2:]
+    y = torch.fft.fftfreq(height, 1 / height, device=term.device)
+    x = torch.fft.fftfreq(width, 1 / width, device=term.device)
+    is_low = y[:, None] ** 2 + x[None, :] ** 2 <= (min(height, width) // 5) ** 2
+    weights = torch.where(is_low, low, high)
+    weighed: Tensor = torch.fft.ifft2(torch.fft.fft2(term) * weights).real
+    return weighed
+
+
+def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]:
+    """`count` steps: all up to some step, then each `interval`-th."""
+    if interval < 2:
+        raise PlanError(f"interval must be at least 2, not {interval}")
+    for warmup in range(steps + 1):
+        coarse = (*range(warmup), *(i for i in range(warmup, steps) if i % interval == 0))
+        if len(coarse) == count:
+            return coarse
+    least = math.ceil(steps / interval)
+    raise PlanError(
+        f"CFG-Cache with interval={interval} evaluates the unconditional branch {least} times in {steps} steps at "
+        f"least, so nfe={steps + count} is too small; write nfe={steps + least} or a longer interval"
+    )

@@ -1,0 +1,80 @@
+"""How much of a network a run has used: rows that went through it, or the work in its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from thg.adapter.layouts import Delegates, layout_of
+from thg.errors import UnsupportedPipelineError
+
+
+class Rows:
+    """Rows that went through a network."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pop_all(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+@contextmanager
+def counted_rows(pipe: Any) -> Iterator[Rows]:
+    """Counts the rows of each call of the pipeline's denoisers, on the pipeline as it is."""
+    rows = Rows()
+
+    def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sample = args[0] if args else kwargs.get("hidden_states", kwargs.get("sample"))
+        rows.count += len(sample) if sample is not None else 0
+
+    handles = [network.register_forward_pre_hook(count, with_kwargs=True) for network in denoisers(pipe)]
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def counted_work(pipe: Any) -> Iterator[Rows]:
+    """Counts multiplications in the linear and convolution layers of the denoisers.
+
+    For outside programs, which leave out parts of the network: what does not run is not counted.
+    """
+    work = Rows()
+
+    def count(module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        work.count += output.numel() * math.prod(weight.shape[1:])
+
+    layers = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    handles = [
+        layer.register_forward_hook(count)
+        for network in denoisers(pipe)
+        for layer in network.modules()
+        if isinstance(layer, layers)
+    ]
+    try:
+        yield work
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def denoisers(pipe: Any) -> list[torch.nn.Module]:
+    """The networks of a pipeline that the guidance doubles."""
+    layout = layout_of(pipe)
+    if isinstance(layout, Delegates):
+        return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
+    names = [*layout.denoisers, getattr(layout, "unconditional", None)]
+    found = [getattr(pipe, name) for name in names if name and isinstance(getattr(pipe, name, None), torch.nn.Module)]
+    if not found:
+        raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
+    return found

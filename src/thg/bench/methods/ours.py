@@ -1,0 +1,47 @@
+"""Plain CFG, and everything that thg's own takeover of a pipeline runs.
+
+Plain CFG runs on the pipeline as it is, so that no rival is compared with something that we have slowed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from thg.adapter import enabled, summary
+from thg.bench.methods.counting import counted_rows
+from thg.bench.methods.policy import Counted, Policy
+from thg.plans.guide import GuideMaker, Run
+
+
+class PlainCFG(Policy):
+    """Both branches at each step, on the pipeline as it is. With fewer steps it is the oldest way to be faster."""
+
+    paper = "Ho and Salimans, Classifier-Free Diffusion Guidance, 2022: e = e_c + (w - 1) (e_c - e_u)"
+
+    def budget(self, steps: int, guidance_scale: float) -> int:
+        return 2 * steps
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        with counted_rows(pipe) as rows:
+            yield lambda size: [rows.pop_all() / size] * size
+
+
+@dataclass(frozen=True)
+class Guided(Policy):
+    """A policy that thg's own takeover runs: one of the rivals, the paper's plan, or a planner of ours."""
+
+    maker: GuideMaker
+    paper: str = "Tortoise and Hare Guidance, 2025, Algorithm 1"
+
+    def budget(self, steps: int, guidance_scale: float) -> int | None:
+        guide = self.maker.guide(Run.of(steps, guidance_scale))
+        return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        with enabled(pipe, self.maker):
+            yield lambda size: [float(summary(pipe).nfe)] * size

@@ -1,0 +1,152 @@
+"""The methods by the names that a configuration uses for their policies.
+
+Own methods are found by entry points of the group `thg.methods`: a dataclass with `guide(run)`, or a `MethodTable`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from thg.bench.errors import ConfigError
+from thg.bench.methods.adaptive_guidance import AdaptiveGuidancePolicy
+from thg.bench.methods.calibrated import Calibrated
+from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT
+from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
+from thg.bench.methods.ours import Guided, PlainCFG
+from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache
+from thg.bench.methods.policy import Policy
+from thg.bench.methods.tables import MethodTable, guided, outside
+from thg.bench.strict import FilePath, Wholes, nearest
+from thg.plans.plan import Plan
+from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
+from thg.plans.presets import PRESETS, preset
+
+GROUP = "thg.methods"
+"""Of entry points."""
+
+
+class CFGTable(MethodTable):
+    """Plain CFG; with `nfe`, in fewer steps."""
+
+    nfe: int | None = Field(None, ge=2)
+
+    def made(self, steps: int) -> Policy:
+        return PlainCFG()
+
+
+class AdaptiveGuidanceTable(MethodTable):
+    nfe: int | None = None
+    threshold: float | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> AdaptiveGuidanceTable:
+        if (self.nfe is None) == (self.threshold is None):
+            raise ConfigError("adaptive-guidance takes either nfe = 70 or threshold = 0.99, and one of them")
+        return self
+
+    @property
+    def budget(self) -> None:
+        """Met in the mean only."""
+
+    def made(self, steps: int) -> Policy:
+        return AdaptiveGuidancePolicy(self.nfe, self.threshold)
+
+
+class ProfiledTable(MethodTable):
+    """A plan from a profile: of a file, or measured on `calibrate` prompts."""
+
+    nfe: int | None = None
+    profile: FilePath | None = None
+    calibrate: int = Field(32, ge=1)
+
+
+class PaperTable(ProfiledTable):
+    """The paper's: a preset, a grid as printed, or Algorithm 2 on a measured profile."""
+
+    preset: str | None = None
+    coarse: Wholes | None = None
+    rho: float | None = None
+    cutoff: int | None = None
+    boost: float = 1.0
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PaperTable:
+        ways = [self.preset, self.coarse, self.rho]
+        if sum(way is not None for way in ways) != 1:
+            raise ConfigError('thg takes one of preset = "sd15", coarse = [0, 1, 2, 4], or rho = 1.1')
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ConfigError(f"{self.name}: there is no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
+        return self
+
+    def made(self, steps: int) -> Policy:
+        if self.rho is not None:
+            planner = {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}
+            return Calibrated(planner, self.profile, self.calibrate, self.nfe)
+        if self.preset is not None:
+            return Guided(Planned(Fixed(preset(self.preset))))
+        assert self.coarse is not None
+        return Guided(Planned(Fixed(Plan(steps, self.coarse, self.cutoff, self.boost, hare_order=1))))
+
+
+class UniformTable(MethodTable):
+    nfe: int
+    hare_order: Literal[1, 2] = 2
+    corrector: float = 0.0
+
+    def made(self, steps: int) -> Policy:
+        planner = uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)
+        return Guided(Planned(planner), "thg: uniform grid, linear prediction of the hare")
+
+
+class TaperedTable(MethodTable):
+    nfe: int
+    hare_order: Literal[1, 2] = 2
+    corrector: float = DEFAULT_CORRECTOR
+
+    def made(self, steps: int) -> Policy:
+        planner = tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)
+        return Guided(Planned(planner), "thg: the default, grid densest at the ends, linear prediction of the hare")
+
+
+class ProfileTable(ProfiledTable):
+    nfe: int
+    method: Literal["optimal", "algorithm2"] = "optimal"
+    hare_order: Literal[1, 2] = 2
+    corrector: float = DEFAULT_CORRECTOR
+
+    def made(self, steps: int) -> Policy:
+        names = ("nfe", "method", "hare_order", "corrector")
+        planner = {name: getattr(self, name) for name in names}
+        paper = "thg: grid from a calibration profile, linear prediction of the hare"
+        return Calibrated(planner, self.profile, self.calibrate, self.nfe, paper)
+
+
+BUILT_IN: dict[str, type[MethodTable]] = {
+    "cfg": CFGTable,
+    "cfg-cache": guided(CFGCache),
+    "cfg-cache-fft": guided(CFGCacheFFT),
+    "selective-guidance": guided(SelectiveGuidance),
+    "guidance-interval": guided(GuidanceInterval),
+    "adaptive-guidance": AdaptiveGuidanceTable,
+    "thg": PaperTable,
+    "uniform": UniformTable,
+    "tapered": TaperedTable,
+    "profile": ProfileTable,
+    "deepcache": outside(DeepCache),
+    "fastercache": outside(FasterCache),
+    "cache-dit": outside(CacheDiT),
+}
+
+
+@cache
+def methods() -> dict[str, type[MethodTable]]:
+    """All methods: those of thg, and those that installed packages register."""
+    return BUILT_IN | {entry.name: _table(entry.load()) for entry in entry_points(group=GROUP)}
+
+
+def _table(found: Any) -> type[MethodTable]:
+    return found if isinstance(found, type) and issubclass(found, MethodTable) else guided(found)

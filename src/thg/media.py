@@ -1,0 +1,61 @@
+"""Pictures and sounds as bytes of files, and how far two of them are apart."""
+
+from __future__ import annotations
+
+import io
+import math
+import wave
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from thg.errors import NonFiniteError
+
+CAP = 100.0
+"""Decibels that a mean counts for samples that are equal to the last bit."""
+WORST = 0.05
+"""The share of the samples whose mean is shown beside the mean of all."""
+
+
+def psnr(sample: ArrayLike, reference: ArrayLike, peak: float = 1.0) -> float:
+    """Peak signal-to-noise ratio, 10 log10(peak^2 / MSE), in decibels; infinite for equal samples."""
+    difference = np.asarray(sample, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
+    error = float(np.mean(difference**2))
+    return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
+
+
+def mean_psnr(values: Sequence[float]) -> float:
+    """The mean over samples; equal ones count as 100 dB."""
+    return math.fsum(min(value, CAP) for value in values) / len(values)
+
+
+def worst_mean(values: Sequence[float], higher_is_better: bool = True) -> float:
+    """The mean of the worst 5 % of the samples; of one sample at least."""
+    ordered = sorted(values, reverse=not higher_is_better)
+    return math.fsum(worst := ordered[: max(1, math.ceil(WORST * len(ordered)))]) / len(worst)
+
+
+def png_bytes(pixels: NDArray[np.floating], compress_level: int = 6) -> bytes:
+    """An array of height x width (x channels) in [0, 1] as a PNG file."""
+    if not np.isfinite(pixels).all():
+        raise NonFiniteError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
+    values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
+    if values.ndim == 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG", compress_level=compress_level)
+    return file.getvalue()
+
+
+def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
+    """Samples (channels x time, or time) in [-1, 1] as a WAV file of 16 bits."""
+    values = (np.atleast_2d(samples).T.clip(-1, 1) * 32767).round().astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(values.shape[1])
+        sound.setsampwidth(2)
+        sound.setframerate(rate)
+        sound.writeframes(values.tobytes())
+    return file.getvalue()

@@ -1,0 +1,111 @@
+"""A labelled sheet of pictures: a row for each prompt, a column for each method.
+
+Where the pictures of a row hardly differ, a part of each can be shown enlarged below it; by default the part in which
+they differ most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from thg.plots.colours import HARE, TORTOISE
+
+CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 64
+INK, FAINT, PAPER = (24, 24, 32), (110, 110, 122), (255, 255, 255)
+DETAIL = 4
+"""The enlarged part is a quarter of the picture's side."""
+
+Box = tuple[int, int, int, int]
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+
+
+@dataclass(frozen=True)
+class Column:
+    """One method: its name, what it has cost, and a picture for each row."""
+
+    title: str
+    caption: str
+    pictures: list[Image.Image]
+
+
+def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Box] = ()) -> Image.Image:
+    """All columns side by side, under their titles and captions. details: for each row, the part to enlarge."""
+    row_height = (2 * CELL + 2 * GAP) if details else CELL + GAP
+    width = 2 * MARGIN + LABEL + len(columns) * (CELL + GAP)
+    page = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(labels) * row_height), PAPER)
+    draw = ImageDraw.Draw(page)
+    bold, plain = ImageFont.load_default(17), ImageFont.load_default(13)
+    for c, column in enumerate(columns):
+        x = MARGIN + LABEL + c * (CELL + GAP)
+        draw.text((x, MARGIN), _shortened(column.title, bold), font=bold, fill=TORTOISE if c == 0 else HARE)
+        draw.text((x, MARGIN + 26), _shortened(column.caption, plain), font=plain, fill=FAINT)
+        for r, picture in enumerate(column.pictures):
+            y = MARGIN + HEAD + r * row_height
+            page.paste(_fit(picture), (x, y))
+            if details:
+                _enlarge(page, draw, picture, details[r], x, y)
+    for r, label in enumerate(labels):
+        lines = _wrapped(label, plain, LABEL - 16)
+        y = MARGIN + HEAD + r * row_height + CELL // 2 - 9 * len(lines)
+        draw.multiline_text((MARGIN, y), "\n".join(lines), font=plain, fill=INK)
+    return page
+
+
+def most_different(pictures: Sequence[Image.Image]) -> Box:
+    """The square in which the pictures vary most."""
+    stack = torch.stack([torch.from_numpy(np.asarray(picture.convert("L"), dtype=np.float32)) for picture in pictures])
+    height, width = stack.shape[1:]
+    side = max(1, min(height, width) // DETAIL)
+    variance = stack.var(0, unbiased=False)[None, None]
+    scores = torch.nn.functional.avg_pool2d(variance, side, stride=1)[0, 0]
+    top, left = divmod(int(scores.argmax()), scores.shape[1])
+    return left, top, left + side, top + side
+
+
+def _enlarge(page: Image.Image, draw: ImageDraw.ImageDraw, picture: Image.Image, box: Box, x: int, y: int) -> None:
+    """A part of the picture below it, both framed."""
+    width, height = picture.size
+    left, top = min(box[0], width - 1), min(box[1], height - 1)
+    right, bottom = max(left + 1, min(box[2], width)), max(top + 1, min(box[3], height))
+    below = y + CELL + GAP // 2
+    page.paste(_fit(picture.crop((left, top, right, bottom))), (x, below))
+    draw.rectangle([x, below, x + CELL - 1, below + CELL - 1], outline=HARE, width=2)
+    scale = CELL / max(picture.size)
+    across, down = x + (CELL - width * scale) / 2, y + (CELL - height * scale) / 2
+    corners = [across + left * scale, down + top * scale, across + right * scale - 1, down + bottom * scale - 1]
+    draw.rectangle(corners, outline=HARE, width=2)
+
+
+def _fit(picture: Image.Image) -> Image.Image:
+    """The picture in a square cell: small ones are enlarged without smoothing, so that pixels stay visible."""
+    scale = CELL / max(picture.size)
+    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    cell = Image.new("RGB", (CELL, CELL), PAPER)
+    cell.paste(picture.convert("RGB").resize(size, method), ((CELL - size[0]) // 2, (CELL - size[1]) // 2))
+    return cell
+
+
+def _shortened(text: str, font: Font) -> str:
+    """As much of the text as fits above a cell."""
+    if font.getlength(text) <= CELL:
+        return text
+    while text and font.getlength(text + "…") > CELL:
+        text = text[:-1]
+    return text + "…"
+
+
+def _wrapped(text: str, font: Font, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines[:4]
