@@ -136,7 +136,7 @@ def test_hub_datasets_need_the_extra():
     try:
         import datasets  # noqa: F401
     except ImportError:
-        with pytest.raises(MissingExtraError, match=r"thg\[datasets\]"):
+        with pytest.raises(MissingExtraError, match=r"tortoise-hare-guidance\[datasets\]"):
             hub_prompts("nobody/nothing")
     else:
         with pytest.raises(DataError, match="nobody/nothing"):

@@ -7,7 +7,7 @@
 
 What cannot be measured here is named in `loaded.skipped`, with the reason.
 
-By hand where a library has it: these (torchmetrics, clean-fid, lpips, image-reward) need torchvision or old transformers.
+By hand where a library has it: these (torchmetrics, clean-fid, lpips, image-reward) need torchvision or old versions.
 """
 
 from thg.bench.metrics.base import MeanMetric, Metric, SetMetric
