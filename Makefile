@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP)  ## the main job: plain CFG and thg side by side, in demo.png
-	$(BIN)/thg demo --out demo.png
+	$(BIN)/thg demo --out demo.png --force
 
 test: $(STAMP) lint  ## everything that CI checks
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -91,9 +91,9 @@ def test_stopped_twice_and_resumed_it_ends_in_the_same_bytes(words, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ("generate", "a bag", "--steps", 900, "--count", 9, "-o", "out.png"),
-        ("compare", "a bag", "--steps", 900, "-o", "out.png"),
-        ("demo", "--steps", 900, "-o", "out.png"),
+        ("generate", "a bag", "--steps", 900, "--count", 9, "-o", "out.png", "--force"),
+        ("compare", "a bag", "--steps", 900, "-o", "out.png", "--force"),
+        ("demo", "--steps", 900, "-o", "out.png", "--force"),
     ],
     ids=lambda words: words[0],
 )

@@ -94,7 +94,12 @@ def test_settings_of_a_custom_plan(opened):
     assert {"cutoff": "5", "boost": "1.1", "hare_order": "1"}.items() <= link(page).items()
     page.fill("#steps", "20")  # the grid is stretched
     expect(page.locator(".mark.unguided")).to_have_count(10)
-    assert link(page)["coarse"] == "0.6.12"
+    pressed = page.locator('.mark[aria-pressed="true"]')
+    assert [pressed.nth(i).get_attribute("data-index") for i in range(2)] == ["0", "6"]  # 12 is beyond the cutoff
+    assert page.input_value("#cutoff") == "10"
+    page.locator(".mark").nth(8).click()  # from here on the grid is one of 20 steps
+    expect(pressed).to_have_count(3)
+    assert {"of": "20", "coarse": "0.6.8", "cutoff": "10", "boost": "1.1"}.items() <= link(page).items()
 
 
 def test_dice_rolls_another_seed(opened):
@@ -260,7 +265,8 @@ def test_errors_are_readable(browser, studio):
     context = browser.new_context(viewport=DESKTOP)
     page = context.new_page()
     page.goto(f"{studio.url}/#steps=30&plan=paper&preset=sd15")
-    expect(page.locator("#plan-error")).to_contain_text("the plan is for 50 steps")
+    expect(page.locator("#plan-error")).to_contain_text("set Steps to 50")
+    expect(page.locator("#plan-error")).not_to_contain_text("thg.")  # no advice for programs
     expect(page.locator("#generate")).to_be_disabled()
     choose(page, "kind", "default")
     expect(page.locator("#plan-error")).to_be_empty()

@@ -24,7 +24,8 @@ def profiled(profiled_model):
 @pytest.fixture
 def in_the_package(profile, tmp_path, monkeypatch):
     """The package as it is when it ships this profile."""
-    profile.save(tmp_path / "tiny.json")
+    (tmp_path / "tiny").mkdir()
+    profile.save(tmp_path / "tiny" / "profile.json")
     monkeypatch.setattr("thg.profiles.shipped.SHIPPED", tmp_path)
 
 

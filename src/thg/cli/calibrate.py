@@ -9,9 +9,9 @@ from pathlib import Path
 from thg.bench.data import read_prompts
 from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
-from thg.cli import pipelines
+from thg.cli import options, pipelines
 from thg.errors import ProfileError
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, TONES, benchmark_prompts
+from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
 from thg.plans.guide import Run
 from thg.plans.planners import DEFAULT_NFE
 
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
     parser.add_argument("--column", help="which column of the file holds the prompts")
     parser.add_argument("--samples", type=int, help="take the first so many prompts (default: all, or 60 of ours)")
-    parser.add_argument("--steps", type=int, help="sampler steps (default: 50, and 28 for the flow model)")
-    parser.add_argument("--guidance-scale", type=float, help="w (default: the model's)")
+    parser.add_argument("--steps", type=options.whole_number(1), help="sampler steps (default: the model's own)")
+    parser.add_argument("--guidance-scale", type=options.guidance, help="w (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
     parser.add_argument("--batch-size", type=int, default=4, help="prompts per run (default: 4)")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="where finished batches are kept (default: OUT.parts)")
     parser.add_argument("--force", action="store_true", help="replace an existing profile")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    pipelines.add_model_arguments(parser)
+    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     profile = calibrate(
         pipe,
         prompts,
-        steps=pipelines.default_steps(args),
-        guidance_scale=args.guidance_scale or DEFAULT_GUIDANCE.get(args.model),
+        steps=pipelines.steps_of(args, pipe),
+        guidance_scale=pipelines.guidance_of(args, pipe),
         batch_size=args.batch_size,
         seed=args.seed,
         sensitivity=args.sensitivity,
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
+    if args.column is not None and args.prompts is None:
+        raise ProfileError("--column names a column of the file of --prompts, which was not given")
     if args.samples is not None and args.samples < 1:
         raise ProfileError(f"--samples must be at least 1, not {args.samples}")
     if args.prompts is not None:

@@ -18,9 +18,9 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         default="default",
-        help="default (1%%); cfg (plain guidance); how far results may be from plain CFG's, such as 0.5%%; a preset of the "
-        f"paper ({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them such as 70; "
-        "or a JSON file of a plan or a profile",
+        help="default (1%%); cfg (plain guidance); how far results may be from plain CFG's, such as 0.5%%; a preset of "
+        f"the paper ({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them "
+        "such as 70; or a JSON file of a plan or a profile",
     )
 
 
@@ -40,8 +40,8 @@ def chosen_plan(text: str) -> Choice | bool:
     path = Path(text)
     if not path.is_file():
         raise PlanError(
-            f"--plan {text!r} is neither default, cfg, a tolerance such as 1%, a preset ({', '.join(sorted(PRESETS))}), "
-            "a share such as 0.65, a number such as 70, nor a file that is there"
+            f"--plan {text!r} is not default, cfg, a tolerance such as 1%, a preset ({', '.join(sorted(PRESETS))}), "
+            "a share such as 0.65, a number such as 70, or a file that is there"
         )
     return _from_file(path)
 

@@ -1,74 +1,107 @@
-"""`thg compare`: the same seeds with plain CFG, the paper's plan and our default, side by side."""
+"""`thg compare`: the same seeds with plain CFG, the paper's plan, our default, and plain CFG of the same cost."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from thg.cli import files, pipelines
+from thg.cli import files, options, pipelines
+from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, sample
-from thg.distribution import versions
 from thg.errors import THGError
 from thg.media import mean_psnr, psnr
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
 from thg.plots.sheet import Column, sheet
 
-BATCH = 16
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="+", help="what to make; a row of pictures for each prompt and seed")
     parser.add_argument("-o", "--out", type=Path, default=Path("compare.png"), help="default: compare.png")
-    pipelines.add_sampling_arguments(parser)
-    pipelines.add_model_arguments(parser)
+    options.add_sampling_arguments(parser)
+    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     files.check_writable(args.out)
+    files.check_free([args.out], args.force)
     pipe = pipelines.load(args)
     prompts = [prompt for prompt in args.prompt for _ in range(args.count)]
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
-    columns = compare(pipe, args, prompts, seeds)
+    columns = Comparison(pipe, args, prompts, seeds).columns()
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
-    how = {"prompts": prompts, "seeds": seeds, "steps": pipelines.default_steps(args), "versions": versions()}
+    how = {"prompts": prompts, "seeds": seeds, **pipelines.describe(args, pipe)}
     files.save_picture(args.out, sheet(labels, columns), how)
     for column in columns:
-        print(f"{column.title:24s} {column.caption}")
+        print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
     print(args.out)
     return 0
 
 
-def compare(pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: list[int]) -> list[Column]:
-    """A column of pictures for each method."""
-    methods: list[tuple[str, Choice | bool]] = [("plain CFG", False), ("thg", True)]
-    steps = pipelines.default_steps(args)
-    named = next((name for name, it in PRESETS.items() if it.steps == steps and it.coarse is not None), None)
-    if named is not None:
-        methods.insert(1, (f"THG, paper ({named})", preset(named)))
-    sample(pipe, {**pipelines.call_arguments(args, pipe, prompts[:1]), "num_inference_steps": 2}, seeds[:1], False)
-    batches = [slice(i, i + BATCH) for i in range(0, len(prompts), BATCH)]
-    columns: list[Column] = []
-    with tqdm(total=len(methods) * len(batches), unit="run", desc="comparing", leave=False) as progress:
-        for title, plan in methods:
-            parts: list[Sampled] = []
-            for batch in batches:
-                call = pipelines.call_arguments(args, pipe, prompts[batch])
-                parts.append(sample(pipe, call, seeds[batch], plan))
-                progress.update()
-            columns.append(_column(title, parts, columns[0].pictures if columns else None))
-    return columns
+@dataclass(frozen=True)
+class Made:
+    """The pictures of one method, and what they have cost."""
+
+    title: str
+    pictures: list[Any]
+    nfe: int
+    seconds: float
 
 
-def _column(title: str, parts: list[Sampled], reference: list[Any] | None) -> Column:
-    if parts[0].kind != "image":
-        raise THGError("thg compare shows pictures; for sounds and videos use thg generate with --plan cfg and default")
-    pictures = [picture for part in parts for picture in part.items]
-    caption = f"{parts[0].nfe} NFE   {sum(part.seconds for part in parts):.2f} s"
-    if reference is not None:
-        decibels = [psnr(a, b, peak=255) for a, b in zip(pictures, reference, strict=True)]
-        caption += f"   {mean_psnr(decibels):.1f} dB"
-    return Column(title, caption, pictures)
+class Comparison:
+    """The same prompts and seeds by several methods."""
+
+    def __init__(self, pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: list[int]) -> None:
+        self.pipe, self.args, self.prompts, self.seeds = pipe, args, prompts, seeds
+        self.steps, self.batch = pipelines.steps_of(args, pipe), pipelines.batch_size(args)
+
+    def columns(self) -> list[Column]:
+        """A column for each method; one that cannot run is left out with its reason."""
+        named = next((name for name, it in PRESETS.items() if it.steps == self.steps and it.coarse is not None), None)
+        call = pipelines.call_arguments(self.args, self.pipe, self.prompts[:1])
+        sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # slow at first
+        with Progress((3 if named is None else 4) * len(self.prompts)) as progress:
+            plain = self._made("plain CFG", False, self.steps, progress)
+            made = [plain]
+            if named is not None:
+                made += self._if_possible(f"THG, paper ({named})", preset(named), self.steps, progress)
+            ours = self._if_possible("thg", True, self.steps, progress)
+            made += ours
+            if ours and ours[0].nfe < plain.nfe:
+                fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg has made
+                made += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
+        return [_column(each, plain) for each in made]
+
+    def _if_possible(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> list[Made]:
+        try:
+            return [self._made(title, plan, steps, progress)]
+        except THGError as error:
+            print(f"thg compare: no column {title!r}: {error}", file=sys.stderr)
+            return []
+
+    def _made(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> Made:
+        parts: list[Sampled] = []
+        for start in range(0, len(self.prompts), self.batch):
+            prompts, seeds = self.prompts[start : start + self.batch], self.seeds[start : start + self.batch]
+            call = pipelines.call_arguments(self.args, self.pipe, prompts) | {"num_inference_steps": steps}
+            parts.append(sample(self.pipe, call | progress.start(title, self.pipe, len(prompts)), seeds, plan))
+            progress.finish()
+        if parts[0].kind != "image":
+            raise THGError(
+                "thg compare shows pictures; for sounds and videos: thg generate --plan cfg and --plan default"
+            )
+        pictures = [picture for part in parts for picture in part.items]
+        return Made(title, pictures, parts[0].nfe, sum(part.seconds for part in parts))
+
+
+def _column(made: Made, plain: Made) -> Column:
+    caption = f"{made.nfe} NFE   {made.seconds:.2f} s"
+    if made is not plain:
+        decibels = [psnr(a, b, peak=255) for a, b in zip(made.pictures, plain.pictures, strict=True)]
+        worst = f", worst {mean_psnr([min(decibels)]):.1f}" if len(decibels) > 1 else ""
+        caption += f"\n{mean_psnr(decibels):.1f} dB{worst}"
+    return Column(made.title, caption, made.pictures)

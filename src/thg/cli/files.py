@@ -31,6 +31,13 @@ def check_writable(path: Path) -> None:
         raise THGError(f"{path}: there is no format {path.suffix!r}; write -o {path.with_suffix('.png')}")
 
 
+def check_free(paths: list[Path], force: bool) -> None:
+    """An error before the work starts, if files of these names exist and must not be replaced."""
+    if (taken := [path for path in paths if path.exists()]) and not force:
+        more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
+        raise THGError(f"{taken[0]}{more} exists already; write --force to replace it, or another -o")
+
+
 def numbered(path: Path, count: int) -> list[Path]:
     """The path itself for one result, name-0.png, name-1.png, ... for several."""
     return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]

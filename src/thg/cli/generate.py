@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thg.bench.data import read_prompts as read_file
-from thg.cli import files, pipelines
+from thg.cli import files, options, pipelines
 from thg.cli.choice import add_plan_argument, chosen_plan
+from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, sample
-from thg.distribution import versions
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
 
@@ -22,24 +23,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, help="a file of prompts: txt (one a line), csv, tsv or jsonl")
     parser.add_argument("-o", "--out", type=Path, help="where to write (default: out.png, out.wav or out.gif)")
     add_plan_argument(parser)
-    pipelines.add_sampling_arguments(parser)
-    pipelines.add_model_arguments(parser)
+    options.add_sampling_arguments(parser)
+    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    prompts = read_prompts(args)
-    if args.out is not None:
-        files.check_writable(args.out)
+    prompts = [prompt for prompt in read_prompts(args) for _ in range(args.count)]
+    seeds = [args.seed + i % args.count for i in range(len(prompts))]
+    _check_out(args, len(prompts))
     plan = chosen_plan(args.plan)
     pipe = pipelines.load(args)
-    prompts = [prompt for prompt in prompts for _ in range(args.count)]
-    seeds = [args.seed + i % args.count for i in range(len(prompts))]
-    done = sample(pipe, pipelines.call_arguments(args, pipe, prompts), seeds, plan)
-    out = args.out or Path("out").with_suffix(SUFFIX[done.kind])
-    how = {"model": args.model, "steps": pipelines.default_steps(args), "guidance_scale": args.guidance_scale}
-    for path in _save(out, done, prompts, seeds, how, pipe):
-        print(path)
-    print(done.summary if done.summary is not None else f"plain CFG: {done.nfe} evaluations, {done.seconds:.2f} s")
+    how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
+    runs: list[Sampled] = []
+    with Progress(len(prompts)) as progress:
+        for start in range(0, len(prompts), size):
+            batch = slice(start, start + size)
+            call = pipelines.call_arguments(args, pipe, prompts[batch])
+            call.update(progress.start("generating", pipe, len(prompts[batch])))
+            runs.append(sample(pipe, call, seeds[batch], plan))
+            progress.finish()
+            paths = files.numbered(args.out or Path("out").with_suffix(SUFFIX[runs[-1].kind]), len(prompts))[batch]
+            abouts = [
+                {"prompt": prompt, "seed": seed, **how}
+                for prompt, seed in zip(prompts[batch], seeds[batch], strict=True)
+            ]
+            for path in _save(paths, runs[-1], abouts, pipe):
+                progress.print(str(path))
+    print(_verdict(runs))
     return 0
 
 
@@ -53,15 +63,32 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def _save(out: Path, done: Sampled, prompts: list[str], seeds: list[int], how: dict[str, Any], pipe: Any) -> list[Path]:
-    paths = files.numbered(out, len(done.items))
+def _check_out(args: argparse.Namespace, count: int) -> None:
+    """Before the model is loaded: results can be written, and replace nothing."""
+    outs = [args.out] if args.out is not None else [Path("out").with_suffix(suffix) for suffix in SUFFIX.values()]
+    for out in outs:
+        files.check_writable(out)
+        files.check_free(files.numbered(out, count), args.force)
+
+
+def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: Any) -> list[Path]:
+    """Writes the results of a batch; pictures carry how they were made."""
     plan = done.summary.plan if done.summary is not None else None
-    for path, item, prompt, seed in zip(paths, done.items, prompts, seeds, strict=True):
+    for path, item, about in zip(paths, done.items, abouts, strict=True):
         if done.kind == "audio":
             files.save_sound(path, item, rate=sampling_rate(pipe))
         elif done.kind == "video":
             files.save_frames(path, item)
         else:
-            about = {**how, "prompt": prompt, "seed": seed, "nfe": done.nfe, "versions": versions()}
-            files.save_picture(path, item, {**about, "plan": plan.to_dict() if plan is not None else None})
+            cost = {"nfe": done.nfe, "cfg_nfe": done.cfg_nfe, "plan": plan.to_dict() if plan is not None else None}
+            files.save_picture(path, item, {**about, **cost})
     return paths
+
+
+def _verdict(runs: list[Sampled]) -> str:
+    """What the batches have cost together."""
+    seconds = sum(done.seconds for done in runs)
+    report = runs[-1].summary
+    if report is None:
+        return f"plain CFG: {runs[-1].nfe} evaluations, {seconds:.2f} s"
+    return str(replace(report, seconds=seconds))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 from typing import Any, get_args
 
 import torch
 
 from thg.cli.bfloat16 import require_bfloat16
-from thg.distribution import missing
+from thg.distribution import missing, versions
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
 from thg.models.pretrained import pretrained
@@ -28,81 +27,99 @@ SCHEDULERS = {
     "pndm": "PNDMScheduler",
     "unipc": "UniPCMultistepScheduler",
 }
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
 DEFAULT_STEPS = {"eps": 50, "flow": 28}
+USUAL_STEPS = 50  # of pipelines whose call does not tell
+SHIPPED_BATCH = 16
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that loads a pipeline."""
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
-    group.add_argument("--scheduler", choices=sorted(SCHEDULERS), help="another scheduler than the model's own")
-    group.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
-    group.add_argument("--dtype", choices=sorted(DTYPES), help="precision of the weights (default: float32 on the CPU)")
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that samples."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--steps", type=_at_least(1), help="sampler steps (default: 50, and 28 for the flow model)")
-    group.add_argument("--guidance-scale", type=_finite, help="w (default: the model's)")
-    group.add_argument("--negative-prompt", help="what to keep away from")
-    group.add_argument("--seed", type=int, default=0, help="seed of the first picture (default: 0)")
-    group.add_argument("--count", type=_at_least(1), default=1, help="pictures per prompt, with seeds in sequence")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a number, not {text}")
-    return value
-
-
-def _at_least(lowest: int) -> Any:
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {value}")
-        return value
-
-    return whole_number
+def best_device() -> str:
+    """The accelerator of this machine, or its CPU."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def load(args: argparse.Namespace) -> Any:
     """The pipeline that the options ask for."""
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = DTYPES[args.dtype] if args.dtype else (torch.float16 if device.startswith("cuda") else torch.float32)
+    device = args.device or best_device()
+    default = torch.float16 if device.startswith("cuda") else torch.float32
+    dtype = getattr(torch, args.dtype) if args.dtype else default
     _check_device(device)
     require_bfloat16(dtype, device)
+    if args.offload and device == "cpu":
+        raise THGError(
+            "--offload moves weights to a GPU when they are needed, but this run is on the CPU: leave it out"
+        )
     _quiet()
-    if args.model in SHIPPED:
-        pipe: Any = shipped_pipeline(args.model, device=device, dtype=dtype)
+    pipe: Any = shipped_pipeline(args.model, dtype=dtype) if args.model in SHIPPED else pretrained(args.model, dtype)
+    if args.offload == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif args.offload == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
     else:
-        pipe = pretrained(args.model, dtype).to(device)
+        pipe.to(device)
     if args.scheduler:
         pipe.scheduler = _scheduler(args.scheduler, pipe)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def default_steps(args: argparse.Namespace) -> int:
-    return int(args.steps or DEFAULT_STEPS.get(args.model, 50))
+def steps_of(args: argparse.Namespace, pipe: Any) -> int:
+    """The steps of a run: those asked for, else the model's own."""
+    return int(args.steps or DEFAULT_STEPS.get(args.model) or _default(pipe, "num_inference_steps") or USUAL_STEPS)
+
+
+def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
+    """The guidance scale of a run: the one asked for, else the model's own. None where the pipeline tells none."""
+    scale = args.guidance_scale or DEFAULT_GUIDANCE.get(args.model) or _default(pipe, _guidance_name(pipe))
+    return None if scale is None else float(scale)
+
+
+def batch_size(args: argparse.Namespace) -> int:
+    """How many pictures to make at a time."""
+    return int(args.batch_size or (SHIPPED_BATCH if args.model in SHIPPED else 1))
 
 
 def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> dict[str, Any]:
     """The keyword arguments of the pipeline's call that the options stand for."""
-    accepted = inspect.signature(pipe.__call__).parameters
-    call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": default_steps(args)}
+    call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": steps_of(args, pipe)}
     call.update(DEFAULT_CALL.get(args.model, {}))
-    scale = args.guidance_scale if args.guidance_scale is not None else DEFAULT_GUIDANCE.get(args.model)
+    scale = guidance_of(args, pipe)
     if scale is not None:
-        call["true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"] = scale
+        call[_guidance_name(pipe)] = scale
     if args.negative_prompt is not None:
         call["negative_prompt"] = [args.negative_prompt] * len(prompts)
+    call.update({name: value for name in ("width", "height") if (value := getattr(args, name)) is not None})
+    accepted = inspect.signature(pipe.__call__).parameters
     if unknown := [name for name in call if name not in accepted]:
         raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; this command needs a prompt-driven pipeline")
     return call
+
+
+def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
+    """What every picture of a command has in common: the part of its metadata that the options decide."""
+    size = {name: value for name in ("width", "height") if (value := getattr(args, name)) is not None}
+    return {
+        "model": args.model,
+        "scheduler": type(pipe.scheduler).__name__,
+        "steps": steps_of(args, pipe),
+        "guidance_scale": guidance_of(args, pipe),
+        "negative_prompt": args.negative_prompt,
+        **size,
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "versions": versions(),
+    }
+
+
+def _guidance_name(pipe: Any) -> str:
+    return "true_cfg_scale" if "true_cfg_scale" in inspect.signature(pipe.__call__).parameters else "guidance_scale"
+
+
+def _default(pipe: Any, name: str) -> Any:
+    """The default of an argument of the pipeline's call; None where it has none."""
+    parameter = inspect.signature(pipe.__call__).parameters.get(name)
+    return parameter.default if parameter is not None and isinstance(parameter.default, int | float) else None
 
 
 def _quiet() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from thg.cli.choice import read_plan
+from thg.cli.options import guidance
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
 from thg.plans.fidelity import DEFAULT_ERROR, within
@@ -29,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"({', '.join(sorted(PRESETS))}); without it, the default plan for a model without a profile",
     )
     parser.add_argument("--steps", type=int, help="sampler steps (default: the profile's, else 50)")
-    parser.add_argument("--guidance-scale", type=float, help="w (default: the profile's)")
+    parser.add_argument("--guidance-scale", type=guidance, help="w (default: the profile's)")
     parser.add_argument(
-        "--error", type=float, help=f"how far results may be from plain CFG's (default without --nfe: {DEFAULT_ERROR:g})"
+        "--error",
+        type=float,
+        help=f"how far results may be from plain CFG's (default without --nfe: {DEFAULT_ERROR:g})",
     )
     parser.add_argument("--nfe", help="instead of it a budget: a share of CFG such as 0.65 or a count such as 70")
     parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hare-order", type=int, choices=(1, 2), help="1 holds the term over a leap, 2 extrapolates it"
     )
     parser.add_argument("--cutoff", type=int, help="no guidance from this step on")
-    parser.add_argument("--boost", type=float, default=1.0, help="factor on the term during a leap (default: 1)")
+    parser.add_argument("--boost", type=float, help="factor on the term during a leap (default: 1)")
     parser.add_argument(
         "--corrector",
         type=float,
@@ -55,10 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None and not 1 <= args.steps <= MOST_STEPS:
         raise PlanError(f"--steps must be at least 1 and at most {MOST_STEPS}, not {args.steps}")
     profile = _profile(args.what)
-    if (args.sweep or args.plot or args.rho is not None or args.method) and profile is None:
-        raise PlanError(
-            "--sweep, --plot, --rho and --method need a profile; make one: thg calibrate --out profile.json"
-        )
+    _refuse_idle_options(args, profile)
     if args.sweep:
         assert profile is not None
         _sweep(profile, args)
@@ -69,6 +69,24 @@ def run(args: argparse.Namespace) -> int:
         assert profile is not None
         plot_profile(profile, plan, args.plot)
     return 0
+
+
+def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> None:
+    """An option that would change nothing is an error: its user expects another plan than would be printed."""
+    needs_profile = {"sweep", "plot", "rho", "method", "cutoff", "boost"}
+    if args.sweep and profile is not None:
+        idle = {"error", "nfe", "method", "hare_order", "corrector", "json", "plot"}
+        why = "--sweep shows the grids over rho"
+    elif profile is not None:
+        idle, why = {"error"}, "a profile's plan is made for --nfe or --rho"
+    elif args.what is None:
+        idle, why = needs_profile, "without a profile (make one: thg calibrate --out profile.json)"
+    else:
+        idle = {"steps", "guidance_scale", "error", "nfe", "hare_order", "corrector", *needs_profile}
+        why = f"{args.what} is a plan that is shown as it is"
+    given = [name for name, value in vars(args).items() if value is not None and value is not False]
+    if found := [f"--{name.replace('_', '-')}" for name in given if name in idle]:
+        raise PlanError(f"{found[0]} has no effect here: {why}")
 
 
 def _shown(plan: Plan, profile: Profile | None) -> str:
@@ -105,7 +123,7 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
             hare_order=args.hare_order,
             corrector=args.corrector,
             cutoff=args.cutoff,
-            boost=args.boost,
+            boost=1.0 if args.boost is None else args.boost,
         )
         return planner.plan(_run_of(profile, args))
     if args.what is None:
@@ -140,6 +158,6 @@ def _sweep(profile: Profile, args: argparse.Namespace) -> None:
     print(profile)
     print(f"{'rho':>5}  {'NFE':>4}  {'speed-up':>8}  grid")
     for rho in sorted({*SWEEP, *([args.rho] if args.rho is not None else [])}):
-        planner = profile.planner(rho=rho, cutoff=args.cutoff, boost=args.boost)
+        planner = profile.planner(rho=rho, cutoff=args.cutoff, boost=1.0 if args.boost is None else args.boost)
         plan = planner.plan(_run_of(profile, args))
         print(f"{rho:>5.2f}  {plan.nfe:>4}  {plan.speedup:>7.2f}x  [{plan.strip()}]")

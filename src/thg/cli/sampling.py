@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thg.adapter import Summary, disable, enable, summary
-from thg.errors import NonFiniteError, THGError
+from thg.bench.methods.counting import Rows, counted_rows
+from thg.errors import NonFiniteError, THGError, UnsupportedPipelineError
 from thg.plans.planners import Choice
 
 
@@ -38,7 +41,8 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
         enable(pipe, None if plan is True else plan)  # type: ignore[arg-type]
     start = time.perf_counter()
     try:
-        output = _called(pipe, {**call, "generator": generators})
+        with _counted(pipe) as rows:
+            output = _called(pipe, {**call, "generator": generators})
         seconds = time.perf_counter() - start
         report = None if plain else summary(pipe)
     finally:
@@ -46,9 +50,22 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
     if report is not None and not report.finite:
         raise _broken(pipe)
     kind, items = _items(output)
-    steps = int(call["num_inference_steps"])
-    nfe = 2 * steps if report is None else report.nfe
-    return Sampled(kind, items, seconds, nfe, 2 * steps if report is None else report.cfg_nfe, report)
+    if report is not None:
+        return Sampled(kind, items, seconds, report.nfe, report.cfg_nfe, report)
+    known = rows is not None and kind != "video"  # the rows of a video may be its frames
+    nfe = rows.count // len(seeds) if rows is not None and known else 2 * int(call["num_inference_steps"])
+    return Sampled(kind, items, seconds, nfe, nfe, None)
+
+
+@contextmanager
+def _counted(pipe: Any) -> Iterator[Rows | None]:
+    """Counts what goes through the network; None for a pipeline whose network is not known."""
+    with ExitStack() as stack:
+        try:
+            rows = stack.enter_context(counted_rows(pipe))
+        except UnsupportedPipelineError:
+            rows = None
+        yield rows
 
 
 def _called(pipe: Any, call: dict[str, Any]) -> Any:
@@ -63,6 +80,26 @@ def _called(pipe: Any, call: dict[str, Any]) -> Any:
         raise _broken(pipe) from None
     except ValueError as error:
         raise THGError(f"{type(pipe).__name__} refuses this call: {error}") from error
+    except IndexError as error:  # of a scheduler's table of times
+        steps, scheduler = call["num_inference_steps"], type(pipe.scheduler).__name__
+        raise THGError(f"{scheduler} cannot run {steps} steps ({error}); write fewer --steps") from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise THGError(
+            f"out of memory; {_smaller(len(call['prompt']))} ({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    said = ("out of memory", "allocate memory", "enough memory")  # by CUDA and MPS, and by two allocators of CPUs
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in said)
+
+
+def _smaller(batch: int) -> str:
+    if batch > 1:
+        return f"write --batch-size {batch // 2}"
+    return "write a smaller --width and --height, --dtype float16, or --offload model on a GPU"
 
 
 def _broken(pipe: Any) -> NonFiniteError:

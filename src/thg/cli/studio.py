@@ -11,8 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from thg.cli import pipelines
-from thg.cli.pipelines import DTYPES
+from thg.cli import options, pipelines
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.profiles.profile import Profile
@@ -20,6 +19,7 @@ from thg.studio.app import create_app
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate
 from thg.studio.model import Model
+from thg.studio.specs import MAX_BATCH
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -27,11 +27,7 @@ PORT = 7861
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
-    parser.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
-    parser.add_argument(
-        "--dtype", choices=sorted(DTYPES), help="precision of the weights (default: float32 on the CPU)"
-    )
+    options.add_loading_arguments(parser)
     parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
     parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any free one (default: {PORT})")
     parser.add_argument(
@@ -68,20 +64,19 @@ def load(args: argparse.Namespace) -> Model:
         absent = [
             name for name, part in pipe.components.items() if part is None and name not in pipe._optional_components
         ]
-        options = "".join(
-            f", {name}=None" for name in sorted(absent)
-        )  # diffusers asks for what a folder was saved without
-        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}{options}).to({place!r})"
+        without = "".join(f", {name}=None" for name in sorted(absent))  # diffusers asks for what a folder lacks
+        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}{without}).to({place!r})"
         source = ("from diffusers import DiffusionPipeline", f"pipe = {loaded}")
         return Model(pipe, Path(args.model).name, source, profile=profile)
-    options = "" if place == "cpu" else f", device={place!r}"
-    options += "" if precision == "torch.float32" else f", dtype={precision}"
+    arguments = "" if place == "cpu" else f", device={place!r}"
+    arguments += "" if precision == "torch.float32" else f", dtype={precision}"
     return Model(
         pipe,
         f"shipped {args.model} model",
-        (f"pipe = thg.shipped_pipeline({args.model!r}{options})",),
+        (f"pipe = thg.shipped_pipeline({args.model!r}{arguments})",),
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
+        batch=MAX_BATCH,  # one small picture does not fill even a CPU core, and half of it takes nearly as long
         examples=EXAMPLE_PROMPTS,
         call=DEFAULT_CALL[args.model],
         profile=profile,

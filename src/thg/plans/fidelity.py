@@ -54,15 +54,15 @@ def within(error: float = DEFAULT_ERROR) -> Within:
     """
     if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
         raise PlanError(
-            f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01) keeps the final latents within "
-            "1 % of plain CFG's"
+            f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01) keeps the final latents "
+            "within 1 % of plain CFG's"
         )
     return Within(float(error))
 
 
 def evaluations_within(error: float, run: Run) -> int:
     """How many unconditional evaluations the prior wants for this tolerance."""
-    count = EVALUATIONS * (DEFAULT_ERROR / error) ** (1 / ORDER) * run.steps / (run.steps + SHORT_RUN)
+    count: float = EVALUATIONS * (DEFAULT_ERROR / error) ** (1 / ORDER) * run.steps / (run.steps + SHORT_RUN)
     if run.guidance_scale is not None and run.guidance_scale > 1:
         count *= ((run.guidance_scale - 1) / 4) ** GUIDANCE
     if run.adds_noise:

@@ -11,22 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from thg.plots.colours import HARE, TORTOISE
+from thg.plots.fonts import Font, font_for
 
-CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 64
+CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 88
+TITLE, TEXT, LINE = 17, 13, 18  # sizes of the letters, height of a line
 INK, FAINT, PAPER = (24, 24, 32), (110, 110, 122), (255, 255, 255)
 DETAIL = 4
 """The enlarged part is a quarter of the picture's side."""
 
 Box = tuple[int, int, int, int]
-Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 @dataclass(frozen=True)
 class Column:
-    """One method: its name, what it has cost, and a picture for each row."""
+    """One method: its name, what it has cost in one line or two, and a picture for each row."""
 
     title: str
     caption: str
@@ -39,11 +40,17 @@ def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Bo
     width = 2 * MARGIN + LABEL + len(columns) * (CELL + GAP)
     page = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(labels) * row_height), PAPER)
     draw = ImageDraw.Draw(page)
-    bold, plain = ImageFont.load_default(17), ImageFont.load_default(13)
+    bold = font_for("".join(column.title for column in columns), TITLE)
+    plain = font_for("".join([*labels, *(column.caption for column in columns)]), TEXT)
     for c, column in enumerate(columns):
         x = MARGIN + LABEL + c * (CELL + GAP)
-        draw.text((x, MARGIN), _shortened(column.title, bold), font=bold, fill=TORTOISE if c == 0 else HARE)
-        draw.text((x, MARGIN + 26), _shortened(column.caption, plain), font=plain, fill=FAINT)
+        title = _wrapped(column.title, bold, CELL)[:2]
+        caption = [_shortened(line, plain) for line in column.caption.splitlines()]
+        below = MARGIN + HEAD - LINE * (1 + len(caption)) + 8
+        draw.multiline_text(
+            (x, below - 22 * len(title)), "\n".join(title), font=bold, fill=TORTOISE if c == 0 else HARE
+        )
+        draw.multiline_text((x, below), "\n".join(caption), font=plain, fill=FAINT)
         for r, picture in enumerate(column.pictures):
             y = MARGIN + HEAD + r * row_height
             page.paste(_fit(picture), (x, y))

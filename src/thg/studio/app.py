@@ -67,7 +67,7 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
     async def profile() -> Response:
         if engine.model.profile is None:
             return JSONResponse({"message": "this studio was started without a profile of its model"}, 404)
-        return JSONResponse(plans.profile_for_page(engine.model.profile))
+        return JSONResponse(await run_in_threadpool(engine.profile_for_page, engine.model.profile))
 
     @app.get("/api/queue")
     async def queue() -> dict[str, Any]:

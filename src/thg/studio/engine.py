@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +13,7 @@ import torch
 
 from thg.adapter import api
 from thg.plans.plan import Plan
+from thg.profiles.profile import Profile
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
 from thg.studio.media import Output, psnr
@@ -20,17 +22,18 @@ from thg.studio.previews import Previews
 from thg.studio.script import reproduce
 from thg.studio.specs import PlanRequest, RunRequest
 
-Side = Literal["plain", "thg"]
+Side = Literal["plain", "thg", "fewer"]
 KEPT = 4  # plain sides that are remembered, so that only thg runs again when the plan changes
 
 
 @dataclass(frozen=True)
 class Result:
-    """One side that is done. nfe: network evaluations per sample; seconds: without the previews."""
+    """One side that is done. nfe: network evaluations per sample; seconds: without the previews; note: of thg's run."""
 
     output: Output
     nfe: int
     seconds: float
+    note: str = ""
 
 
 class Engine:
@@ -46,12 +49,17 @@ class Engine:
         run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
         return plans.make_plan(request.plan, run, self.model.profile), plans.note(request.plan, run, self.model.profile)
 
+    def profile_for_page(self, profile: Profile) -> dict[str, Any]:
+        """The charts of the profile tab, and the ratio that its slider begins with."""
+        run = self.model.run(None, profile.steps, profile.about.guidance_scale)
+        return {**plans.profile_for_page(profile), "rho": plans.first_rho(profile, run)}
+
     def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
         """Both sides; raises `Cancelled` at the next call of the network once the event is set."""
         self._warm_up(request, emit, cancelled)
         drawn = plans.for_page(request.plan, plan)
         emit("started", {**drawn, "seeds": list(request.seeds)})
-        key = request.model_dump_json(exclude={"plan"})
+        key = request.model_dump_json(exclude={"plan", "fewer_steps"})
         plain = self._plain.get(key)
         remembered = plain is not None
         if plain is None:
@@ -61,7 +69,13 @@ class Engine:
         hare = self._side("thg", request, plan, emit, cancelled)
         _tell(emit, "thg", hare, remembered=False)
         script = reproduce(self.model, request, drawn["python"], hare.output.kind)
-        emit("done", {"psnr": psnr(hare.output, plain.output), "script": script})
+        done = {"psnr": psnr(hare.output, plain.output), "script": script, "note": hare.note}
+        if request.fewer_steps:
+            steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg has made
+            fewer = self._side("fewer", request.model_copy(update={"steps": steps}), None, emit, cancelled)
+            _tell(emit, "fewer", fewer, remembered=False)
+            done["psnr_fewer"] = psnr(fewer.output, plain.output)
+        emit("done", done)
 
     def _warm_up(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
         """Two steps before the first run. The very first are slow, and plain CFG, which has them, would look so."""
@@ -96,16 +110,17 @@ class Engine:
         started = time.perf_counter()
         try:
             if plan is None:
-                result, nfe = pipe(**arguments), 2 * calls
+                result, nfe, note = pipe(**arguments), 2 * calls, ""
             else:
                 with api.enabled(pipe, plan):
-                    result, nfe = pipe(**arguments), api.summary(pipe).nfe
+                    result, report = pipe(**arguments), api.summary(pipe)
+                nfe, note = report.nfe, report.note
         finally:
             hook.remove()
             pipe.scheduler = self.model.schedulers.own
         stop_if_cancelled()
         seconds = time.perf_counter() - started - previews.seconds
-        return Result(Output.of(result, pipe), nfe, seconds)
+        return Result(Output.of(result, pipe), nfe, seconds, note)
 
     def _arguments(self, request: RunRequest) -> dict[str, Any]:
         takes, several = self.model.takes, request.batch > 1

@@ -26,8 +26,8 @@ Grid = tuple[tuple[float, ...], tuple[float, ...] | None]
 class Model:
     """A pipeline, and what the page should know of it.
 
-    source: the lines of Python that load it. call: more arguments for each of its calls. profile: what was measured on
-    it; without one, what thg ships for a network of its kind.
+    source: the lines of Python that load it. batch: pictures that the page begins with. call: more arguments for each
+    of its calls. profile: what was measured on it; without one, what thg ships for a network of its kind.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Model:
         *,
         guidance_scale: float | None = None,
         steps: int = 50,
+        batch: int = 1,
         examples: Sequence[str] = (),
         call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
@@ -49,6 +50,7 @@ class Model:
         self.source = tuple(source)
         self.guidance_scale = guidance_scale or _usual_guidance(pipe)
         self.steps = steps
+        self.batch = batch
         self.examples = tuple(examples)
         self.call = dict(call or {})
         self.network = fingerprint(pipe)
@@ -94,6 +96,7 @@ class Model:
             "device": str(self.pipe.device),
             "guidance_scale": self.guidance_scale,
             "steps": self.steps,
+            "batch": self.batch,
             "examples": list(self.examples),
             "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planner, tapered
+from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.profiles.noise import output_weight
 from thg.profiles.planner import far_from
@@ -23,7 +24,20 @@ from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, Profi
 
 def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
     """The plan of a run."""
+    if isinstance(spec, PaperSpec):
+        return _paper_plan(spec.preset, run)
     return _planner(spec, run.steps, profile).plan(run)
+
+
+def _paper_plan(name: str, run: Run) -> Plan:
+    plan = preset(name)
+    try:
+        return Fixed(plan).plan(run)
+    except PlanError:
+        raise PlanError(
+            f"The paper’s plan {name} has {plan.steps} steps, and this run calls the network {run.steps} times: set "
+            f"Steps to {plan.steps}, or choose another plan or scheduler."
+        ) from None
 
 
 def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
@@ -34,11 +48,9 @@ def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
     return f"Far from what the profile was measured on ({far}): {instead}."
 
 
-def _planner(spec: PlanSpec, calls: int, profile: Profile | None) -> Planner:
+def _planner(spec: DefaultSpec | ProfileSpec | CustomSpec, calls: int, profile: Profile | None) -> Planner:
     if isinstance(spec, DefaultSpec):
         return tapered(float(spec.nfe), hare_order=spec.hare_order, corrector=spec.corrector)
-    if isinstance(spec, PaperSpec):
-        return Fixed(preset(spec.preset))
     if isinstance(spec, CustomSpec):
         return Fixed(_stretched(spec, calls))
     if profile is None:
@@ -89,6 +101,17 @@ def paper_presets() -> list[dict[str, Any]]:
         for p in PRESETS.values()
         if p.coarse is not None
     ]
+
+
+def first_rho(profile: Profile, run: Run) -> float:
+    """The smallest ratio on the slider, from 0.1 to 10, whose plan is within the default budget."""
+    ratios = [10 ** (position / 100) for position in range(-100, 101)]
+
+    def affordable(rho: float) -> bool:
+        return profile.planner(rho=rho).plan(run).nfe <= DEFAULT_NFE * 2 * run.steps
+
+    first = bisect.bisect_left(ratios, True, key=affordable)  # a larger ratio never costs more
+    return ratios[min(first, len(ratios) - 1)]
 
 
 def profile_for_page(profile: Profile) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class RunRequest(PlanRequest):
     negative_prompt: str = Field(default="", max_length=MAX_PROMPT)
     seed: int = Field(ge=0, le=MAX_SEED - MAX_BATCH)
     batch: int = Field(default=1, ge=1, le=MAX_BATCH)
+    fewer_steps: bool = False  # also plain CFG with fewer steps, at thg's number of evaluations
     width: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
     height: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
 

@@ -64,6 +64,7 @@ export class Form {
     }
     $("scheduler").addEventListener("change", () => this.#set("scheduler", $("scheduler").value));
     $("batch").addEventListener("change", () => this.#set("batch", Number(radio("batch"))));
+    $("fewer").addEventListener("change", () => this.#set("fewer_steps", $("fewer").checked));
     $("dice").addEventListener("click", () => {
       $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
       this.#set("seed", number("seed"));
@@ -88,8 +89,7 @@ export class Form {
   }
 
   #setPlan(name, value) {
-    this.settings.plan = { ...this.settings.plan, [name]: value };
-    this.changed("plan");
+    this.changed("plan", { [name]: value });
   }
 
   get preset() {
@@ -108,6 +108,7 @@ export class Form {
     $("width").value = settings.width ?? "";
     $("height").value = settings.height ?? "";
     setRadio("batch", settings.batch);
+    $("fewer").checked = settings.fewer_steps;
     this.showPlan();
   }
 
@@ -123,7 +124,12 @@ export class Form {
     $("corrector").disabled = !ordered;
     $("corrector").value = (ordered && plan.corrector) || 0;
     for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
-    $("cutoff").value = (plan.kind === "custom" && plan.cutoff) || "";
+    if (plan.kind !== "custom") $("cutoff").value = "";
     $("boost").value = (plan.kind === "custom" && plan.boost) || 1;
+  }
+
+  // A custom grid may have been drawn for another number of steps: its end of guidance is that of the drawn plan.
+  showDrawn(drawn) {
+    if (this.settings.plan.kind === "custom") $("cutoff").value = drawn.cutoff < drawn.calls ? drawn.cutoff : "";
   }
 }

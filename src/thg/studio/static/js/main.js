@@ -44,6 +44,7 @@ class Page {
 
   changed(name, value) {
     if (name === "kind") this.choosePlan(value);
+    if (name === "plan") this.settings.plan = { ...this.knownPlan(), ...value };
     this.linked();
     const affectsPlan = ["kind", "plan", "steps", "scheduler", "guidance_scale"].includes(name);
     if (affectsPlan) this.replan();
@@ -72,8 +73,15 @@ class Page {
     this.replan();
   }
 
+  // The plan to change: a custom grid that was stretched for this run, as it is drawn; else what the settings say.
+  knownPlan() {
+    const { plan } = this.settings;
+    const drawn = this.budget.plan;
+    return plan.kind === "custom" && drawn && plan.of !== drawn.calls ? { kind: "custom", ...gridOf(drawn) } : plan;
+  }
+
   edit(coarse) {
-    const known = this.settings.plan.kind === "custom" ? this.settings.plan : gridOf(this.budget.plan);
+    const known = this.settings.plan.kind === "custom" ? this.knownPlan() : gridOf(this.budget.plan);
     this.settings.plan = { ...known, kind: "custom", coarse };
     this.form.showPlan();
     this.linked();
@@ -87,11 +95,7 @@ class Page {
 
   planned(plan) {
     $("generate").disabled = !plan;
-    if (plan && this.settings.plan.kind === "custom" && this.settings.plan.of !== plan.calls) {
-      this.settings.plan = { kind: "custom", ...gridOf(plan) }; // the server has stretched it to the new length
-      this.form.showPlan();
-      this.linked();
-    }
+    if (plan) this.form.showDrawn(plan);
   }
 
   useRho(rho) {
@@ -150,7 +154,7 @@ class Page {
     const result = { when: Date.now(), settings: structuredClone(this.settings), sides: {} };
     this.linked();
     this.downloads.show(null);
-    this.stage.begin(result.settings.batch);
+    this.stage.begin(result.settings);
     $("cancel").disabled = false;
     say("asking for a place");
     if (matchMedia("(max-width: 1020px)").matches) $("stage").scrollIntoView({ behavior: "smooth", block: "start" });
@@ -186,7 +190,7 @@ class Page {
       result.sides[side] = { ...rest, items: rest.items.map(received) };
       this.stage.side(side, result.sides[side], result.settings.prompt);
     }
-    if (name === "done") Object.assign(result, { psnr: data.psnr, script: data.script });
+    if (name === "done") Object.assign(result, data);
   }
 }
 

@@ -26,7 +26,10 @@ export class ProfileTab {
 
   async open() {
     if (!this.hasProfile) return;
-    this.profile ??= await get("/api/profile");
+    if (!this.profile) {
+      this.profile = await get("/api/profile");
+      $("rho").value = Math.round(100 * Math.log10(this.profile.rho));
+    }
     const { about } = this.profile;
     $("profile-about").textContent =
       `Measured on ${about.model}: ${about.scheduler}, ${about.steps} steps, guidance ${about.guidance_scale}, ` +

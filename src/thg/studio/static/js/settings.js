@@ -4,12 +4,13 @@ const startingFrom = (model) => ({
   prompt: model.examples[0] ?? "",
   negative_prompt: "",
   seed: 0,
-  batch: 1,
+  batch: model.batch,
   steps: model.steps,
   guidance_scale: model.guidance_scale,
   scheduler: model.schedulers[0].name,
   width: null,
   height: null,
+  fewer_steps: false,
   plan: model.plan,
 });
 
@@ -28,6 +29,7 @@ export function toLink(settings) {
     const value = settings[name];
     if (value !== null && value !== "") link.set(name, value);
   }
+  if (settings.fewer_steps) link.set("fewer_steps", 1);
   link.set("plan", settings.plan.kind);
   for (const name of PLAN[settings.plan.kind]) {
     const value = settings.plan[name];
@@ -44,6 +46,7 @@ export function fromLink(hash, model) {
   for (const name of [...WHOLE, "guidance_scale"]) {
     if (link.has(name) && Number.isFinite(Number(link.get(name)))) settings[name] = Number(link.get(name));
   }
+  settings.fewer_steps = link.get("fewer_steps") === "1";
   const kind = link.get("plan");
   if (!(kind in PLAN)) return settings;
   const plan = kind === "default" ? { ...model.default_plan } : { kind };

@@ -5,7 +5,7 @@ import { previewOf } from "./media.js";
 import { Tiles } from "./tiles.js";
 
 const $ = (id) => document.getElementById(id);
-const LABELS = { plain: "Plain CFG", thg: "thg" };
+const LABELS = { plain: "Plain CFG", thg: "thg", fewer: "Plain CFG, fewer steps" };
 
 export const decibels = (value) => (value === null ? "identical" : `${value.toFixed(1)} dB`);
 
@@ -54,7 +54,7 @@ class Pane {
 
   psnr(values, items, prompt) {
     this.number("psnr", decibels(meanPsnr(values)), ...(values.length > 1 ? [small(" on average")] : []));
-    if (values.length > 1) this.tiles.show(items, `${LABELS.thg}: ${prompt}`, values.map(decibels));
+    if (values.length > 1) this.tiles.show(items, `${LABELS[this.side]}: ${prompt}`, values.map(decibels));
   }
 
   stopped() {
@@ -67,21 +67,34 @@ function small(text) {
   return Object.assign(document.createElement("small"), { textContent: text });
 }
 
+// What is worth knowing of a comparison beside its numbers.
+function remark({ sides, note }) {
+  const slow = sides.thg.seconds > sides.plain.seconds;
+  const why = "Seconds lag behind evaluations: a network this small takes nearly as long for half a batch.";
+  return [note, slow ? why : ""].filter(Boolean).join(" ");
+}
+
 export class Stage {
   constructor() {
-    this.panes = { plain: new Pane("plain"), thg: new Pane("thg") };
+    this.panes = { plain: new Pane("plain"), thg: new Pane("thg"), fewer: new Pane("fewer") };
     this.swipe = new Swipe();
     this.difference = new Difference();
     this.result = null;
     $("view").addEventListener("change", () => this.#view());
   }
 
-  begin(count) {
+  begin({ batch, fewer_steps }) {
     this.result = null;
+    $("remark").textContent = "";
     this.#select("side");
     this.#view();
-    this.panes.plain.begin(count);
-    this.panes.thg.begin(count);
+    this.#three(fewer_steps);
+    for (const pane of Object.values(this.panes)) pane.begin(batch);
+  }
+
+  #three(wanted) {
+    $("pane-fewer").hidden = !wanted;
+    $("panes").classList.toggle("three", Boolean(wanted));
   }
 
   step(event) {
@@ -100,8 +113,11 @@ export class Stage {
   show(result) {
     this.result = result;
     const { prompt } = result.settings;
-    for (const name of ["plain", "thg"]) this.panes[name].done(result.sides[name], prompt);
+    this.#three(result.sides.fewer);
+    $("remark").textContent = remark(result);
+    for (const [name, side] of Object.entries(result.sides)) this.panes[name].done(side, prompt);
     this.panes.thg.psnr(result.psnr, result.sides.thg.items, prompt);
+    if (result.sides.fewer) this.panes.fewer.psnr(result.psnr_fewer, result.sides.fewer.items, prompt);
     this.#view();
   }
 

@@ -1,7 +1,7 @@
 // The last runs, kept in this browser (IndexedDB holds the pictures as they are). Without it, the history lasts as long
 // as the page.
 
-export const KEPT = 12;
+export const KEPT = 30;
 
 function opened() {
   return new Promise((resolve, reject) => {

@@ -1,0 +1,63 @@
+"""A font that has the letters of a text: Pillow's own where it suffices, else matplotlib's or one of the system's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from PIL import ImageFont
+
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+
+USUAL = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+NOBODY_HAS = "\U0010ffff"  # never assigned to a character: drawn as the box of a missing one
+
+
+def font_for(text: str, size: int) -> Font:
+    """The first font that has every letter of the text; Pillow's own if none does."""
+    own = ImageFont.load_default(size)
+    if _has(own, text):
+        return own
+    for path in _candidates():
+        font = _opened(path, size)
+        if font is not None and _has(font, text):
+            return font
+    return own
+
+
+def _has(font: Font, text: str) -> bool:
+    missing = bytes(font.getmask(NOBODY_HAS))
+    return all(bytes(font.getmask(letter)) != missing for letter in set(text) if not letter.isspace())
+
+
+def _candidates() -> Iterator[str]:
+    try:
+        import matplotlib
+
+        yield str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    except ImportError:
+        pass
+    yield from USUAL
+    yield from _system_fonts()
+
+
+@cache
+def _system_fonts() -> tuple[str, ...]:
+    if sys.platform == "win32":
+        folders = [Path(os.environ.get("WINDIR", "C:/Windows")) / "Fonts"]
+    elif sys.platform == "darwin":
+        folders = [Path("/System/Library/Fonts"), Path("/Library/Fonts"), Path.home() / "Library" / "Fonts"]
+    else:
+        folders = [Path("/usr/share/fonts"), Path("/usr/local/share/fonts"), Path.home() / ".local" / "share" / "fonts"]
+    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.rglob("*"))]
+    return tuple(str(path) for path in files if path.suffix.lower() in (".ttf", ".ttc", ".otf"))
+
+
+def _opened(path: str, size: int) -> Font | None:
+    try:
+        return ImageFont.truetype(path, size)
+    except OSError:
+        return None

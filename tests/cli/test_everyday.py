@@ -1,0 +1,233 @@
+"""The commands in daily use: batches, sizes, defaults, names that are taken, options without effect, metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import thg
+from tests.studio.tiny import tiny_stable_diffusion
+from thg.cli import main, pipelines
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Somebody's Stable Diffusion, saved to disk."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_stable_diffusion().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def history(path) -> dict:
+    with Image.open(path) as picture:
+        return json.loads(picture.text["thg"])
+
+
+def pixels(path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture, dtype=int)
+
+
+def fails(capsys, *words) -> str:
+    """The one line on stderr of a command that must fail, by its own error or by the parser's."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stopped:
+        code = stopped.code
+    shown = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in shown
+    return shown.strip().splitlines()[-1]
+
+
+def test_metadata_says_how_to_make_the_picture_again(here, folder):
+    words = ["--model", folder, "--scheduler", "euler", "--negative-prompt", "fog", "--width", "40", "--height", "32"]
+    assert main(["generate", "a bag", "--steps", "4", *map(str, words)]) == 0
+    how = history("out.png")
+    assert {name: how[name] for name in ("scheduler", "negative_prompt", "dtype", "guidance_scale", "steps")} == {
+        "scheduler": "EulerDiscreteScheduler",
+        "negative_prompt": "fog",
+        "dtype": "float32",
+        "guidance_scale": 7.5,
+        "steps": 4,
+    }
+    assert thg.Plan.from_dict(how["plan"]).nfe == how["nfe"]
+    assert how["cfg_nfe"] == 8
+    with Image.open("out.png") as picture:
+        assert picture.size == (how["width"], how["height"]) == (40, 32)
+    assert main(["generate", "a bag", "--steps", "4", *map(str, words), "--plan", "cfg", "-o", "plain.png"]) == 0
+    assert history("plain.png")["plan"] is None
+
+
+def test_a_models_own_steps_and_guidance(here, folder):
+    parameters = {"num_inference_steps": 50, "guidance_scale": 7.5}  # of StableDiffusionPipeline's call
+    assert main(["generate", "a bag", "--model", str(folder)]) == 0
+    how = history("out.png")
+    assert (how["steps"], how["guidance_scale"]) == tuple(parameters.values())
+    flow = str(thg.models.shipped_path("flow"))
+    assert main(["generate", "a bag", "--model", flow, "-o", "flow.png"]) == 0
+    how = history("flow.png")
+    assert (how["steps"], how["guidance_scale"]) == (28, 7.0)  # of StableDiffusion3Pipeline's
+
+
+def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(here, folder, monkeypatch):
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "3", "--count", "3"]
+    assert main([*words, "--batch-size", "3", "-o", "whole.png"]) == 0
+    seen = []
+    call = pipelines.call_arguments
+
+    def spy(args, pipe, prompts):
+        seen.append((len(prompts), len(list(here.glob("part-*.png")))))
+        return call(args, pipe, prompts)
+
+    monkeypatch.setattr(pipelines, "call_arguments", spy)
+    assert main([*words, "--batch-size", "2", "-o", "part.png"]) == 0
+    assert seen == [(2, 0), (1, 2)]
+    for i in range(3):
+        assert np.abs(pixels(f"whole-{i}.png") - pixels(f"part-{i}.png")).max() <= 1
+        assert history(f"part-{i}.png")["seed"] == i
+
+
+def test_existing_files_are_not_overwritten(here, folder, capsys):
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "2"]
+    (here / "out.png").write_text("mine")
+    assert "out.png exists already; write --force" in fails(capsys, *words)
+    assert (here / "out.png").read_text() == "mine"
+    (here / "many-1.png").write_text("mine")
+    assert "many-1.png exists already" in fails(capsys, *words, "--count", "2", "-o", "many.png")
+    assert main([*words, "--force"]) == 0
+    assert history("out.png")["seed"] == 0
+    assert "out.png exists already" in fails(capsys, "compare", "a bag", "-o", "out.png")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-3", "much"])
+@pytest.mark.parametrize("command", ["generate", "compare", "plan", "calibrate"])
+def test_guidance_that_is_none_gets_a_sentence(command, value, capsys):
+    words = {"plan": ["eps"], "calibrate": ["--out", "p.json"]}.get(command, ["a bag"])
+    said = fails(capsys, command, *words, f"--guidance-scale={value}")
+    assert f"must be a number above 0, such as 7.5 (1 is no guidance), not {value}" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["sd15", "--steps", "30"], "--steps"),
+        (["sd15", "--nfe", "0.6"], "--nfe"),
+        (["sd15", "--guidance-scale", "3"], "--guidance-scale"),
+        (["sd15", "--hare-order", "2"], "--hare-order"),
+        (["--cutoff", "20"], "--cutoff"),
+        (["--boost", "1.1"], "--boost"),
+        (["--rho", "1"], "--rho"),
+        (["--sweep"], "--sweep"),
+        (["eps", "--sweep", "--nfe", "0.6"], "--nfe"),
+        (["eps", "--sweep", "--json"], "--json"),
+    ],
+)
+def test_options_that_do_nothing_are_errors(words, option, capsys):
+    assert f"{option} has no effect here" in fails(capsys, "plan", *words)
+
+
+def test_options_that_do_something_are_taken(capsys):
+    assert main(["plan", "eps", "--nfe", "0.7", "--cutoff", "40", "--boost", "1.1", "--json"]) == 0
+    plan = thg.Plan.from_json(capsys.readouterr().out)
+    assert (plan.steps, plan.end_of_guidance, plan.boost) == (50, 40, 1.1)
+
+
+def test_more_steps_than_the_schedule_has_is_one_line(here, capsys):
+    said = fails(capsys, "generate", "a bag", "--steps", "1000")
+    assert "DDIMScheduler cannot run 1000 steps" in said
+
+
+def test_out_of_memory_is_one_line_with_the_size_to_try(here, folder, capsys):
+    huge = ["--model", folder, "--steps", "1", "--width", "8000000", "--height", "8000000"]  # 64 terabytes
+    said = fails(capsys, "generate", "a bag", *huge)
+    assert "out of memory; write a smaller --width and --height" in said
+    said = fails(capsys, "generate", "a bag", *huge, "--count", "4", "--batch-size", "4")
+    assert "out of memory; write --batch-size 2" in said
+
+
+def test_what_a_pipeline_does_not_take_is_named(here, capsys):
+    assert "--offload" in fails(capsys, "generate", "a bag", "--offload", "model", "--device", "cpu")
+
+
+def test_the_best_device_is_chosen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pipelines.best_device() == "mps"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pipelines.best_device() == "cuda"
+
+
+def test_files_have_the_mode_of_the_umask(here, capsys):
+    before = os.umask(0o027)
+    try:
+        words = ["--steps", "4", "--samples", "2", "--sensitivity", "1", "--batch-size", "1", "--quiet"]
+        assert main(["calibrate", "--out", "p.json", *words]) == 0
+        assert main(["plan", "p.json", "--plot", "p.png"]) == 0
+        assert main(["generate", "a bag", "--steps", "2"]) == 0
+    finally:
+        os.umask(before)
+    written = [path for path in here.rglob("*") if path.is_file()]
+    assert len(written) > 3
+    assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in written} == {"0o640"}
+
+
+# -- compare
+
+
+def test_compare_has_a_column_of_the_same_cost_and_the_worst_picture(here, capsys):
+    assert main(["compare", "a bag", "a coat", "--steps", "12"]) == 0
+    lines = {line[:28].strip(): line[28:] for line in capsys.readouterr().out.splitlines()}
+    assert list(lines)[:3] == ["plain CFG", "thg", "plain CFG, same evaluations"]
+    counts = [int(lines[name].split()[0]) for name in list(lines)[:3]]
+    assert counts[0] == 24
+    assert counts[1] <= counts[2] <= counts[1] + 1
+    for name in list(lines)[1:3]:
+        mean, worst = (
+            float(part.split()[0]) for part in lines[name].split("s   ")[1].replace(", worst", " ").split(" dB")
+        )
+        assert worst <= mean < 100
+
+
+def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):
+    words = ["compare", "a bag", "--model", str(folder), "--steps", "6", "--force"]
+    assert main([*words, "--scheduler", "heun"]) == 0  # calls the network twice a step, but for the last one
+    assert "plain CFG                    22 NFE" in capsys.readouterr().out
+    assert main([*words, "--guidance-scale", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "plain CFG                    6 NFE" in shown
+    assert "same evaluations" not in shown  # nothing was saved
+
+
+@pytest.mark.parametrize("scheduler", ["pndm", "heun"])
+def test_compare_never_fails_for_one_column(here, folder, capsys, scheduler):
+    """The paper's plan is for 50 network calls; these schedulers make more."""
+    words = ["compare", "a bag", "--model", str(folder), "--steps", "50", "--scheduler", scheduler]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "thg   " in shown.out
+    assert "paper (sd15)" in shown.out or "no column 'THG, paper (sd15)'" in shown.err
+
+
+def test_labels_have_their_letters():
+    from thg.plots.fonts import font_for
+
+    for text in ("a bag", "Füße für Ærø", "Ωμέγα", "Привет, мир"):
+        font = font_for(text, 13)
+        box = bytes(font.getmask("\U0010ffff"))
+        assert all(bytes(font.getmask(letter)) != box for letter in text if letter != " ")
+    assert font_for("\ue000", 13) is not None  # nobody has it: a box, and no error
