@@ -67,7 +67,7 @@ def evaluations_within(error: float, run: Run) -> int:
         count *= ((run.guidance_scale - 1) / 4) ** GUIDANCE
     if run.adds_noise:
         count *= WITHOUT_CORRECTOR
-    return min(run.steps, max(2, round(count)))
+    return min(run.steps, max(2, math.floor(count + 0.5)))
 
 
 # -- where they go
