@@ -1,8 +1,8 @@
 # A copy of src/thg/plans/planners.py, made by comfyui/make_core.py: change it there.
 """Planners make a plan when the run is known; the grids that they choose from.
 
-`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` is the default for a pipeline
-that nobody has calibrated, `uniform` the plainest grid.
+`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` and `uniform` take a budget of
+evaluations. The default asks for fidelity instead of a budget: `within`, in `fidelity.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
+from ..plans.fidelity import within
 from ..plans.guide import Guide, GuideMaker, HareGuide, Run
 from ..plans.plan import Plan
 from ..plans.presets import preset
@@ -167,7 +168,7 @@ class Tapered:
 
 
 def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
-    """The default planner: short leaps at both ends of a run, long ones in between.
+    """Short leaps at both ends of a run, long ones in between.
 
     At the start the guidance term changes fast and there is little to predict it from; nothing corrects the last leap
     of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this.
@@ -228,9 +229,9 @@ Choice = str | Plan | Planner | GuideMaker | None  # what a user may pass to `en
 
 
 def guide_maker(choice: Choice) -> GuideMaker:
-    """A user's choice as a guide maker. None is the default for an uncalibrated pipeline."""
+    """A user's choice as a guide maker. None is the default, `within()`."""
     if choice is None:
-        return Planned(tapered())
+        return Planned(within())
     if isinstance(choice, str):
         choice = preset(choice)
     if isinstance(choice, Plan):
@@ -241,5 +242,5 @@ def guide_maker(choice: Choice) -> GuideMaker:
         return Planned(choice)
     raise PlanError(
         f"enable takes a plan, a planner or the name of a preset, not {choice!r}; for example "
-        "thg.enable(pipe, thg.tapered(0.65))"
+        "thg.enable(pipe, thg.within(0.01))"
     )
