@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import threading
-import weakref
 
 import diffusers
 import pytest
@@ -60,7 +57,7 @@ def test_disable_twice_and_before_enable_is_harmless():
     thg.disable(case.pipe)
     thg.disable(case.pipe)
     assert type(case.pipe.unet) is before
-    assert "set_timesteps" not in vars(case.pipe.scheduler)
+    assert type(case.pipe) is diffusers.StableDiffusionPipeline
 
 
 def test_enabled_is_undone_when_the_block_raises():
@@ -179,28 +176,21 @@ def test_a_scheduler_put_in_after_enable_is_followed(run_first):
     thg.enable(reference.pipe, LEAP)
     case = sd15()
     thg.enable(case.pipe, LEAP)
-    old = case.pipe.scheduler
     if run_first:
         case.run()
     case.pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(case.pipe.scheduler.config)
     for _ in range(2):
         assert torch.equal(case.run(), reference.run())
         assert thg.summary(case.pipe).nfe == 9
-    assert "set_timesteps" not in vars(old)
 
 
-def test_the_scheduler_keeps_its_signature_and_type():
-    import inspect
-
+def test_the_scheduler_is_left_alone():
     case = sd15()
-    before = inspect.signature(case.pipe.scheduler.set_timesteps)
+    before = set(vars(case.pipe.scheduler))
     thg.enable(case.pipe)
-    assert inspect.signature(case.pipe.scheduler.set_timesteps) == before
+    case.run()
     assert type(case.pipe.scheduler) is diffusers.DDIMScheduler
-    duplicate = copy.deepcopy(case.pipe.scheduler)
-    duplicate.set_timesteps(3)
-    assert len(duplicate.timesteps) == 3
-    assert case.pipe.scheduler.num_inference_steps is None
+    assert set(vars(case.pipe.scheduler)) == before
 
 
 # -- what users do in the middle of a run
@@ -248,29 +238,6 @@ def test_an_interrupted_run_leaves_nothing_behind(family):
         assert torch.equal(case.run(), before)
 
 
-def test_memory_is_freed_at_the_end_of_a_run():
-    case = sd15()
-    thg.enable(case.pipe, LEAP)
-    case.run()
-    from thg.adapter.api import _enabled
-
-    state = _enabled[case.pipe].takeover.state
-    held = [value for value in vars(state).values() if isinstance(value, torch.Tensor)]
-    assert not held
-    assert state.guide is None
-
-
-def test_a_forgotten_pipeline_is_collected():
-    case = sd15()
-    thg.enable(case.pipe, LEAP)
-    case.run()
-    unet, gone = case.pipe.unet, weakref.ref(case.pipe)
-    del case
-    gc.collect()
-    assert gone() is None
-    assert callable(unet)
-
-
 # -- sharing
 
 
@@ -291,45 +258,6 @@ def test_a_pipeline_made_from_the_components_of_an_enabled_one_is_plain():
     thg.disable(case.pipe)
     assert torch.equal(case.run(), plain)
     assert torch.equal(other.run(), third)
-
-
-def test_the_same_pipeline_from_two_threads_is_an_error_and_the_first_run_is_unharmed():
-    case = sd15()
-    thg.enable(case.pipe, LEAP)
-    before = case.run()
-    second: list[BaseException] = []
-
-    def try_meanwhile(pipe, step, time, tensors):
-        if step == 2:
-            thread = threading.Thread(target=meanwhile)
-            thread.start()
-            thread.join()
-        return tensors
-
-    def meanwhile():
-        try:
-            case.run(seeds=(5,))
-        except BaseException as error:
-            second.append(error)
-
-    # the second thread changes the scheduler's own state before it is refused; so only the refusal is looked at
-    case.run(callback_on_step_end=try_meanwhile)
-    assert isinstance(second[0], thg.ConcurrentRunError)
-    assert "Load one" in str(second[0])
-    assert torch.equal(case.run(), before)
-
-
-def test_one_thread_after_another_is_fine_even_after_an_interruption():
-    case = sd15()
-    thg.enable(case.pipe, LEAP)
-    before = case.run()
-    with pytest.raises(Broken), Rows(case, stop_at=4):
-        case.run()
-    results = []
-    thread = threading.Thread(target=lambda: results.append(case.run()))
-    thread.start()
-    thread.join()
-    assert torch.equal(results[0], before)
 
 
 # -- precision, copies, compilation, offloading

@@ -1,16 +1,17 @@
-"""Which pipeline is calling, and what it has decided in this call.
+"""What a pipeline has decided in its running call.
 
-Two pipelines may share a network and a scheduler (img2img made from the components of txt2img), and many pipelines keep
-the decision for guidance and the time steps that they run in local variables. Both are read off the call stack: the
-frames that belong to the pipeline tell who calls and with what.
+Many pipelines keep the decision for guidance, the time steps that they run over and the step under way in local
+variables. They are read off the frames of the call stack that belong to the pipeline.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
 
@@ -20,14 +21,13 @@ NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
 class Caller:
     """The frames of a running pipeline, innermost first. Holds frames: keep it no longer than the call."""
 
-    def __init__(self, pipe: Any, frames: list[FrameType]) -> None:
+    def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self._frames = frames
+        self._variables = [frame.f_locals for frame in _frames_of(pipe, sys._getframe(1))]
 
     def local(self, *names: str) -> Any:
         """The value of the first of these local variables that one of the pipeline's frames has, or None."""
-        for frame in self._frames:
-            variables = frame.f_locals
+        for variables in self._variables:
             for name in names:
                 value = variables.get(name)
                 if value is not None:
@@ -52,11 +52,6 @@ class Caller:
             "property do_classifier_free_guidance nor a variable of that name"
         )
 
-    def noise_argument(self) -> str:
-        """The argument by which this call makes its scheduler add noise, or nothing."""
-        given = self.local("extra_step_kwargs")
-        return next((name for name in NOISE_ARGUMENTS if isinstance(given, dict) and given.get(name)), "")
-
     def guidance_scale(self) -> float | None:
         """w, where it is one number."""
         scale = self.local("true_cfg_scale")
@@ -66,40 +61,27 @@ class Caller:
             scale = self.local("guidance_scale")
         return float(scale) if isinstance(scale, int | float) else None
 
+    def noise_argument(self) -> str:
+        """The argument by which this call makes its scheduler add noise, or nothing."""
+        given = self.local("extra_step_kwargs")
+        return next((name for name in NOISE_ARGUMENTS if isinstance(given, dict) and given.get(name)), "")
+
     def timesteps(self) -> Any:
         """What the pipeline's loop runs over, or None where it has not got that far."""
         return self.local("timesteps", "timesteps_tensor", "prior_timesteps_tensor")
 
-
-def find(pipes: Iterable[Any]) -> Caller | None:
-    """The innermost of these pipelines that is running in this thread, or None."""
-    candidates = [pipe for pipe in pipes if pipe is not None]
-    return _find(_outwards(sys._getframe(1)), candidates)
-
-
-def is_running(pipe: Any, thread: int) -> bool:
-    """Is this pipeline being called in that thread right now?"""
-    return _find(_outwards(sys._current_frames().get(thread)), [pipe]) is not None
+    def loop_time(self) -> Any:
+        """The object that the pipeline's loop over the time steps has in hand: another one at each step."""
+        time = self.local("t")
+        return time if isinstance(time, Tensor | float | int) else None
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames_of(pipe: Any, frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of a pipeline's methods, from the innermost to its `__call__`."""
     while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _find(frames: Iterator[FrameType], pipes: list[Any]) -> Caller | None:
-    found: Any = None
-    belonging: list[FrameType] = []
-    for frame in frames:
         code = frame.f_code
-        if not code.co_varnames or code.co_varnames[0] != "self" or code.co_argcount == 0:
-            continue
-        owner = frame.f_locals.get("self")
-        if found is None:
-            found = next((pipe for pipe in pipes if pipe is owner), None)
-        if found is not None and owner is found:
-            belonging.append(frame)
+        if code.co_argcount and code.co_varnames[0] == "self" and frame.f_locals.get("self") is pipe:
+            yield frame
             if code.co_name == "__call__":
-                break
-    return Caller(found, belonging) if found is not None else None
+                return
+        frame = frame.f_back

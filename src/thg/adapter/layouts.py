@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from thg.adapter.classes import original_class
 from thg.errors import UnsupportedPipelineError
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
@@ -66,12 +67,10 @@ class Sequential:
     """One call per branch.
 
     branches: their order. unconditional: a network that serves the unconditional branch alone, if there is one.
-    inputs_differ: the branches see samples of their own (noise that is drawn anew), at the same time.
     """
 
     denoisers: tuple[str, ...] = ("transformer", "transformer_2")
     unconditional: str | None = None
-    inputs_differ: bool = False
     branches: tuple[str, str] = ("cond", "uncond")
 
 
@@ -162,6 +161,7 @@ _register(
     BriaFibo2Pipeline ChromaImg2ImgPipeline ChromaInpaintPipeline ChromaPipeline ChronoEditPipeline
     CogView4ControlPipeline CogView4Pipeline Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline
     Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Cosmos3OmniPipeline CosmosTextToWorldPipeline
+    CosmosVideoToWorldPipeline
     Flux2KleinInpaintPipeline Flux2KleinPipeline FluxControlNetPipeline FluxImg2ImgPipeline
     FluxInpaintPipeline FluxKontextInpaintPipeline FluxKontextPipeline FluxPipeline GlmImagePipeline HeliosPipeline
     HunyuanImagePipeline HunyuanImageRefinerPipeline HunyuanSkyreelsImageToVideoPipeline
@@ -177,7 +177,6 @@ _register(
     WanImageToVideoPipeline WanPipeline WanVACEPipeline WanVideoToVideoPipeline
     """,
 )
-_register(Sequential(inputs_differ=True), "CosmosVideoToWorldPipeline")
 _register(Sequential(denoisers=("transformer",), unconditional="unconditional_transformer"), "Ideogram4Pipeline")
 
 # The prior of Kandinsky costs little beside its decoder; it can be enabled by itself: thg.enable(pipe.prior_pipe).
@@ -251,7 +250,7 @@ _register(
 
 def layout_of(pipe: Any) -> Batched | Sequential | Delegates:
     """The layout of a pipeline; an error that says why if it cannot be supported."""
-    cls = type(pipe)
+    cls = original_class(pipe)
     for base in cls.__mro__:
         layout = _LAYOUTS.get(base.__name__)
         if layout is None or not base.__module__.startswith("diffusers."):

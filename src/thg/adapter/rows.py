@@ -50,11 +50,11 @@ def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[1] if len(args) > 1 else None
 
 
-def moved(
+def with_sample(
     args: Sequence[Any], kwargs: Mapping[str, Any], sample: Any, time: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call for another sample at another time, all else the same."""
-    positional, named = [_fresh(value) for value in args], {name: _fresh(value) for name, value in kwargs.items()}
+    positional, named = [_own_list(value) for value in args], {name: _own_list(value) for name, value in kwargs.items()}
     for names, place, value in ((_SAMPLE, 0, sample), (_TIME, 1, time)):
         name = next((name for name in names if name in named), None)
         if name is not None:
@@ -66,7 +66,7 @@ def moved(
     return tuple(positional), named
 
 
-def _fresh(value: Any) -> Any:
+def _own_list(value: Any) -> Any:
     """A list of its own: some networks pop from theirs."""
     return list(value) if isinstance(value, list) else value
 
@@ -164,12 +164,12 @@ def assemble(template: Any, branches: Sequence[Term]) -> Any:
     return _replace(template, joined)
 
 
-def spread(output: Any, n: int, keep: Sequence[int]) -> Any:
+def expand_rows(output: Any, n: int, keep: Sequence[int]) -> Any:
     """An output for the branches `keep`, as one for all `n`; the rows of the others are filled with the first kept."""
     if isinstance(output, Tensor):
         kept = dict(zip(keep, output.chunk(len(keep)), strict=True))
         return torch.cat([kept.get(k, kept[keep[0]]) for k in range(n)])
-    values = [spread(tensor, n, keep) for tensor in tensors_of(output)]
+    values = [expand_rows(tensor, n, keep) for tensor in tensors_of(output)]
     return _replace(output, values)
 
 

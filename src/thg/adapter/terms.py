@@ -17,15 +17,15 @@ def difference(conditional: Term, unconditional: Term) -> Term:
                 f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
                 "thg needs them alike"
             )
-    return tuple(_wide(c) - _wide(u) for c, u in zip(conditional, unconditional, strict=True))
+    return tuple(_at_least_float32(c) - _at_least_float32(u) for c, u in zip(conditional, unconditional, strict=True))
 
 
 def unconditional(conditional: Term, term: Term | None) -> Term:
     """e_u = e_c - d, in the network's own precision. No term means no guidance: e_u = e_c."""
     if term is None:
         return conditional
-    return tuple((_wide(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
+    return tuple((_at_least_float32(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
 
 
-def _wide(value: Tensor) -> Tensor:
+def _at_least_float32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()

@@ -16,6 +16,7 @@ class Summary:
     seconds: from the start of the run to the end of its last network call so far, as the CPU sees it (a GPU may lag).
     finished: did the run reach its last step? note: what is worth knowing, in a sentence.
     finite: False when the network's last output had a NaN or an infinity in it.
+    sections: how often the pipeline has set its time steps; plan is that of the last section.
     """
 
     pipeline: str
@@ -28,6 +29,7 @@ class Summary:
     finished: bool = True
     note: str = ""
     finite: bool = True
+    sections: int = 1
 
     @property
     def saved(self) -> float:
@@ -47,7 +49,7 @@ class Summary:
             f"({self.saved:.0%} saved, ideal speed-up {self.speedup:.2f}x), {self.seconds:.2f} s"
         ]
         if self.plan is not None:
-            lines.append(f"[{self.plan.strip()}]")
+            lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
         if self.note:

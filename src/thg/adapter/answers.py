@@ -1,0 +1,153 @@
+"""How a network call of a guided step is answered: the one place where branches are run, predicted and put together.
+
+At each step the guide decides whether the unconditional branch runs. If it does not, the conditional branch alone is
+evaluated and the unconditional output is put in its place as e_u = e_c - d, with the predicted term d: the pipeline's
+own guidance formula then does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thg.adapter import rows
+from thg.adapter.call import Call
+from thg.adapter.caller import Caller
+from thg.adapter.layouts import Batched
+from thg.adapter.section import Section
+from thg.adapter.terms import difference, unconditional
+from thg.errors import UnsupportedPipelineError
+from thg.plans.guide import Term, Visitor
+
+# Names of diffusers' cache contexts. The extra ones are calls of other guidance methods, with one branch each.
+CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")
+EXTRA = ("uncond_stg", "uncond_modality")
+
+
+# -- all branches in one call
+
+
+def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
+    """A call that holds all branches of a step, or one branch where guidance is off."""
+    if call.context in EXTRA:
+        return call()
+    branches = layout.branches_of(caller.pipe) if section.guidance_is_on(caller) else ()
+    if branches and section.rows is None:
+        if call.rows % len(branches):
+            raise UnsupportedPipelineError(
+                f"{type(caller.pipe).__name__} sent {call.rows} rows to its network where thg expected "
+                f"{len(branches)} branches of equal size"
+            )
+        section.rows = call.rows
+    if not branches or call.rows != section.rows:
+        return _one_branch(section, caller, call)
+    step = section.next_step(caller, call)
+    section.guided_steps += 1
+    cond = branches.index("cond")
+    predicted = [branches.index(name) for name in layout.predicted]
+    if section.guide.evaluates(step):
+        return _evaluated(section, call, len(branches), cond, predicted)
+    keep = [k for k in range(len(branches)) if k not in predicted]
+    with layout.without_predicted(caller.pipe):
+        output = call.keeping(keep, of=len(branches))()
+    section.count(len(keep), instead_of=len(branches))
+    kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
+    parts = [kept.get(k, kept[cond]) for k in range(len(branches))]
+    return _filled(output, parts, cond, predicted, section.guide.predict(step, parts[cond]))
+
+
+def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Sequence[int]) -> Any:
+    """All branches run, and the guide sees the fresh term."""
+
+    def read(output: Any) -> tuple[list[Term], Term]:
+        parts = rows.branch_terms(output, n)
+        return parts, tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
+
+    def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
+        parts, term = read(call.with_sample(sample, time)())
+        return parts[cond], term
+
+    if isinstance(section.guide, Visitor):
+        section.guide.visit(section.step, call.sample, call.time, evaluate)
+    output = call()
+    section.count(n, instead_of=n)
+    parts, term = read(output)
+    used = section.guide.observe(section.step, parts[cond], term)
+    return output if used is None else _filled(output, parts, cond, predicted, used)
+
+
+def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
+    """A call with a single branch: a step without guidance, or one more call within a guided step."""
+    if not section.same_step(caller, call):
+        section.next_step(caller, call)
+    output = call()
+    section.count(1, instead_of=1)
+    return output
+
+
+def _filled(template: Any, parts: Sequence[Term], cond: int, predicted: Sequence[int], term: Term | None) -> Any:
+    """The output with the predicted branches put in place: e_u = e_c - d."""
+    parts, share = list(parts), len(parts[cond])
+    for place, k in enumerate(predicted):
+        own = None if term is None else term[place * share : (place + 1) * share]
+        parts[k] = unconditional(parts[cond], own)
+    return rows.assemble(template, parts)
+
+
+# -- one call per branch
+
+
+def answer_sequential(section: Section, caller: Caller, call: Call) -> Any:
+    """A call with one branch: the conditional one comes first."""
+    if call.context in CONDITIONAL or call.context in UNCONDITIONAL:
+        second = call.context in UNCONDITIONAL
+    else:
+        second = call.role == "unconditional" or section.same_step(caller, call)
+    if second and section.conditional is not None:
+        return _second(section, call)
+    if not second:
+        section.next_step(caller, call)
+        section.conditional = call.with_sample(call.sample, call.time)  # lists of its own: networks pop from theirs
+    output = call()
+    section.count(1, instead_of=1)
+    if not second:
+        section.output = output
+    return output
+
+
+def _second(section: Section, call: Call) -> Any:
+    """The unconditional branch of the step under way."""
+    first, output = section.conditional, section.output
+    assert first is not None
+    section.conditional = section.output = None
+    section.guided_steps += 1
+    (conditional,) = rows.branch_terms(output, 1)
+    if not section.guide.evaluates(section.step):
+        section.count(0, instead_of=1)
+        term = section.guide.predict(section.step, conditional)
+        return rows.assemble(output, [unconditional(conditional, term)])
+
+    def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
+        e_c, e_u = (rows.branch_terms(branch.with_sample(sample, time)(), 1)[0] for branch in (first, call))
+        return e_c, difference(e_c, e_u)
+
+    if isinstance(section.guide, Visitor):
+        section.guide.visit(section.step, call.sample, call.time, evaluate)
+    own = call()
+    section.count(1, instead_of=1)
+    (parts,) = rows.branch_terms(own, 1)
+    used = section.guide.observe(section.step, conditional, difference(conditional, parts))
+    return own if used is None else rows.assemble(own, [unconditional(conditional, used)])
+
+
+# -- ControlNets
+
+
+def answer_control(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
+    """A call of a ControlNet, which comes before the denoiser's call of the same step."""
+    if not section.guidance_is_on(caller) or call.rows != section.rows or section.guide.evaluates(section.step + 1):
+        return call()
+    branches = layout.branches_of(caller.pipe)
+    keep = [k for k, name in enumerate(branches) if name not in layout.predicted]
+    # what stands in the rows of the predicted branches is never read: the denoiser leaves them out, too
+    return rows.expand_rows(call.keeping(keep, of=len(branches))(), len(branches), keep)

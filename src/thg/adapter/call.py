@@ -1,0 +1,48 @@
+"""One call of a network: what it was given, and the same call for other samples or for fewer branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thg.adapter import rows
+
+Network = Callable[..., Any]
+
+
+class Call:
+    """A call of a network that has not run yet. `call()` runs it.
+
+    role: what the pipeline uses the network for: "denoiser", "unconditional" or "control".
+    context: the cache context that the pipeline has entered around it.
+    """
+
+    def __init__(
+        self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], role: str = "denoiser", context: str = ""
+    ) -> None:
+        self.network, self.args, self.kwargs = network, args, kwargs
+        self.role, self.context = role, context
+
+    def __call__(self) -> Any:
+        return self.network(*self.args, **self.kwargs)
+
+    @property
+    def sample(self) -> Any:
+        return rows.first_input(self.args, self.kwargs)
+
+    @property
+    def time(self) -> Any:
+        return rows.timestep(self.args, self.kwargs)
+
+    @property
+    def rows(self) -> int:
+        """Rows in the batch."""
+        return rows.count(self.args, self.kwargs)
+
+    def with_sample(self, sample: Any, time: Any) -> Call:
+        """The same call for another sample at another time."""
+        return Call(self.network, *rows.with_sample(self.args, self.kwargs, sample, time), self.role, self.context)
+
+    def keeping(self, branches: Sequence[int], of: int) -> Call:
+        """The same call with some of its branches alone."""
+        return Call(self.network, *rows.cut(self.args, self.kwargs, self.rows, of, branches), self.role, self.context)

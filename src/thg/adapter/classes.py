@@ -1,0 +1,63 @@
+"""Subclasses made on the fly: an object keeps its identity, its name and its attributes, and calls go through thg.
+
+Hooks would be the usual way, but those of diffusers and accelerate replace `forward` and lose what was put on after
+them; a subclass that overrides `__call__` survives `.to`, offload hooks and torch.compile, and leaves no state on the
+object. A copy, a pickle or a saved file of such an object is of the original class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+from thg.errors import THGError
+
+_ORIGINAL = "_thg_original_class"
+_made: dict[type, type] = {}
+
+
+def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> None:
+    """Gives an object a subclass of its class that has these members; nothing changes if it has one already.
+
+    shared: objects of one class share the subclass, so that compiled code holds for all of them.
+    """
+    cls = type(value)
+    if hasattr(cls, _ORIGINAL):
+        return
+    made = _made.get(cls) if shared else None
+    if made is None:
+        names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        made = type(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
+    if shared:
+        _made[cls] = made
+    value.__class__ = made
+
+
+def restore(value: Any) -> None:
+    """Undoes `substitute`."""
+    original = original_class(value)
+    if _ORIGINAL in vars(type(value)):
+        value.__class__ = original
+    elif original is not type(value):
+        raise THGError(
+            f"{type(value).__name__} was put on top of the class that thg gave to this {original.__name__} (as "
+            "fully_shard does). It runs plain from now on, but its class cannot be given back; undo what came after "
+            "thg.enable first, or call thg.enable after it"
+        )
+
+
+def original_class(value: Any) -> Any:
+    """The class of an object, whether or not it is a substituted one."""
+    return getattr(type(value), _ORIGINAL, type(value))
+
+
+def _reduce_ex(self: Any, protocol: Any) -> Any:
+    """What copy and pickle take the object for: an instance of the original class."""
+    original = original_class(self)
+    reduced = original.__reduce_ex__(self, protocol)
+    if isinstance(reduced, str):
+        return reduced
+    function, arguments, *state = reduced
+    if getattr(function, "__name__", "") == "__newobj__":  # pickle insists that this one makes the object's own class
+        return (copyreg._reconstructor, (original, object, None), *state)  # type: ignore[attr-defined]
+    return (original if function is type(self) else function, arguments, *state)

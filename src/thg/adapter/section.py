@@ -1,0 +1,159 @@
+"""One pass of a pipeline over its time steps: what is known of it, where it stands, and what it has cost."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.adapter.call import Call
+from thg.adapter.caller import Caller
+from thg.adapter.host import host_copy
+from thg.adapter.identity import fingerprint
+from thg.adapter.response import scheduler_response
+from thg.adapter.rows import tensors_of
+from thg.adapter.schedulers import adds_noise, scheduler_log_snr
+from thg.errors import THGError, UnsupportedPipelineError
+from thg.plans.guide import Guide, GuideMaker, Run
+from thg.plans.plan import Plan
+
+
+class Section:
+    """Everything that belongs to one pass and to no other. `release` drops what holds tensors."""
+
+    def __init__(self, maker: GuideMaker, caller: Caller, timesteps: Any) -> None:
+        self.run = describe(caller, timesteps)
+        self._guide: Guide | None = maker.guide(self.run)
+        self._plan: Plan | None = None
+        self._guidance_decided: tuple[Any, bool] | None = None
+        self.key = _key(caller, timesteps)
+        self.step = -1  # the step under way
+        self.rows: int | None = None  # rows of a call with all branches
+        self.evaluations: list[int] = []  # per step, per sample
+        self.plain_evaluations: list[int] = []  # the same for plain CFG
+        self.guided_steps = 0
+        self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
+        # the network call under way
+        self.loop_time: Any = None
+        self.time: Any = None
+        # pipelines that call their network once per branch: the conditional call of the step under way
+        self.conditional: Call | None = None
+        self.output: Any = None
+
+    @property
+    def guide(self) -> Guide:
+        assert self._guide is not None, "the section is over"
+        return self._guide
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan if self._guide is None else self._guide.plan
+
+    def covers(self, caller: Caller, timesteps: Any) -> bool:
+        """Does a call belong to this pass, or has the pipeline set its time steps anew?"""
+        return all(own is now for own, now in zip(self.key, _key(caller, timesteps), strict=True))
+
+    def guidance_is_on(self, caller: Caller) -> bool:
+        """The pipeline's decision. Where it hangs on a tensor, it is read once for each tensor: that waits."""
+        scale = getattr(caller.pipe, "_guidance_scale", None)
+        if not isinstance(scale, Tensor):
+            return caller.guidance_is_on()
+        if self._guidance_decided is None or self._guidance_decided[0] is not scale:
+            self._guidance_decided = (scale, caller.guidance_is_on())
+        return self._guidance_decided[1]
+
+    def same_step(self, caller: Caller, call: Call) -> bool:
+        """Is this call at the same step as the last one?"""
+        now = caller.loop_time()
+        if now is not None and self.loop_time is not None:
+            return now is self.loop_time
+        return self.time is not None and _equal(call.time, self.time)  # waits; the usual loops have a time in hand
+
+    def next_step(self, caller: Caller, call: Call) -> int:
+        self.step += 1
+        if self.step >= self.run.steps:
+            raise UnsupportedPipelineError(
+                f"{type(caller.pipe).__name__} calls its network more often than the {self.run.steps} time steps of "
+                "its run; thg cannot tell which calls belong to which step. Please report this pipeline; "
+                "thg.disable(pipe) meanwhile"
+            )
+        self.evaluations.append(0)
+        self.plain_evaluations.append(0)
+        self.loop_time, self.time = caller.loop_time(), call.time
+        return self.step
+
+    def count(self, branches: int, instead_of: int) -> None:
+        self.evaluations[-1] += branches
+        self.plain_evaluations[-1] += instead_of
+
+    @property
+    def at_last_step(self) -> bool:
+        return self.step == self.run.steps - 1
+
+    def watch(self, call: Call, output: Any) -> None:
+        """The last call of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
+        flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
+        self.is_finite = functools.partial(all, flags)
+
+    def release(self) -> None:
+        """Drops what holds tensors, and keeps what the summary needs."""
+        self._plan, self._guide = self.plan, None
+        self.conditional = self.output = self.time = self.loop_time = self._guidance_decided = None
+        self.key = ()
+
+    def note(self) -> str:
+        """What is worth knowing of this pass."""
+        if not self.is_finite():
+            return "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
+        if not self.guided_steps:
+            return "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
+        if self.plan is not None and self.plan.corrector and self.run.response is None:
+            return f"the corrector was left out: {self.run.no_response}"
+        return ""
+
+
+def describe(caller: Caller, timesteps: Any) -> Run:
+    """What a guide wants to know of a pass over these time steps. Waits for the device once, and nothing else does."""
+    if timesteps is None:
+        timesteps = caller.pipe.scheduler.timesteps
+    scheduler, calls = host_copy(caller.pipe.scheduler, timesteps)
+    times = [float(t) for t in calls]
+    place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
+    if noise := caller.noise_argument():
+        response, reason = None, f"the scheduler adds noise at every step ({noise} above 0)"
+    else:
+        response, reason = scheduler_response(scheduler, calls)
+    return Run(
+        steps=len(times),
+        positions=tuple(place[t] for t in times),
+        guidance_scale=caller.guidance_scale(),
+        log_snr=_log_snr(scheduler, times),
+        times=tuple(times),
+        network=fingerprint(caller.pipe),
+        response=response,
+        no_response=reason,
+        adds_noise=bool(noise) or adds_noise(scheduler),
+    )
+
+
+def _key(caller: Caller, timesteps: Any) -> tuple[Any, ...]:
+    return timesteps, getattr(caller.pipe.scheduler, "timesteps", None)
+
+
+def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
+    """The log-SNR at these times, if the scheduler tells."""
+    try:
+        levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
+        return tuple(levels[time] for time in times)
+    except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Is this the same time, for whatever number of rows?"""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or bool(a.reshape(-1)[0] == b.reshape(-1)[0])
+    return isinstance(a, int | float) and isinstance(b, int | float) and a == b
