@@ -23,8 +23,8 @@ class Result:
     calls: list[int]  # branches of each evaluation of conditions
 
 
-def with_thg(model: Any, evaluations: float = 0.65, **inputs: Any) -> Any:
-    return TortoiseHareGuidance.execute(model, evaluations, **inputs)[0]
+def with_thg(model: Any, **inputs: Any) -> Any:
+    return TortoiseHareGuidance.execute(model, **inputs)[0]
 
 
 def report(latents: torch.Tensor) -> str:

@@ -49,7 +49,7 @@ def test_together(name, other, order, request):
 
 
 def test_a_change_of_the_scale_is_evaluated_anew(eps):
-    model = nodes_custom_sampler.CFGOverride.execute(with_thg(eps.model, 0.5), 3.0, 0.5, 1.0)[0]
+    model = nodes_custom_sampler.CFGOverride.execute(with_thg(eps.model, evaluations=0.5), 3.0, 0.5, 1.0)[0]
     marks = strip(ksampler(eps, model, steps=STEPS).latents)
     assert marks.count("●") == 2
     assert 10 < marks.rindex("●") < 20

@@ -19,7 +19,7 @@ SOME = ("euler", "heun", "dpmpp_2m_sde", "uni_pc", "euler_cfg_pp", "lcm")
 def test_all_evaluations_are_plain_guidance(name, sampler, request):
     shipped = request.getfixturevalue(name)
     plain = ksampler(shipped, shipped.model, sampler, steps=8)
-    result = ksampler(shipped, with_thg(shipped.model, 1.0), sampler, steps=8)
+    result = ksampler(shipped, with_thg(shipped.model, error=0.0), sampler, steps=8)
     assert torch.equal(result.latents, plain.latents)
     assert result.calls == plain.calls
 
@@ -28,7 +28,7 @@ def test_all_evaluations_are_plain_guidance(name, sampler, request):
 def test_outside_of_its_part_of_the_run_guidance_is_plain(eps, percents):
     plain = ksampler(eps, eps.model, steps=8)
     start, end = percents
-    result = ksampler(eps, with_thg(eps.model, 0.5, start_percent=start, end_percent=end), steps=8)
+    result = ksampler(eps, with_thg(eps.model, evaluations=0.5, start_percent=start, end_percent=end), steps=8)
     assert torch.equal(result.latents, plain.latents)
 
 
@@ -91,6 +91,6 @@ def test_guiders_with_other_branches_are_left_alone(eps):
 
 def test_a_model_without_the_node_is_untouched(eps):
     before = ksampler(eps, eps.model, steps=8)
-    ksampler(eps, with_thg(eps.model, 0.5), steps=8)
+    ksampler(eps, with_thg(eps.model, evaluations=0.5), steps=8)
     assert torch.equal(ksampler(eps, eps.model, steps=8).latents, before.latents)
     assert not eps.model.wrappers.get("outer_sample")

@@ -58,7 +58,7 @@ def test_a_run_keeps_nothing_but_its_report(eps):
 
 
 def test_two_models_do_not_share_anything(eps, flow):
-    models = {"eps": with_thg(eps.model), "flow": with_thg(flow.model, 0.8)}
+    models = {"eps": with_thg(eps.model), "flow": with_thg(flow.model, evaluations=0.8)}
     alone = {s.name: ksampler(s, models[s.name], steps=STEPS) for s in (eps, flow)}
     for shipped in (flow, eps, flow):
         again = ksampler(shipped, models[shipped.name], steps=STEPS)
@@ -67,8 +67,8 @@ def test_two_models_do_not_share_anything(eps, flow):
 
 
 def test_a_second_node_replaces_the_first(eps):
-    both = ksampler(eps, with_thg(with_thg(eps.model, 0.5), 0.8), steps=STEPS)
-    assert torch.equal(both.latents, ksampler(eps, with_thg(eps.model, 0.8), steps=STEPS).latents)
+    both = ksampler(eps, with_thg(with_thg(eps.model, evaluations=0.5), evaluations=0.8), steps=STEPS)
+    assert torch.equal(both.latents, ksampler(eps, with_thg(eps.model, evaluations=0.8), steps=STEPS).latents)
 
 
 def test_reports_belong_to_their_latents(eps):
@@ -92,4 +92,4 @@ def test_the_global_random_numbers_are_untouched(eps):
     state = torch.get_rng_state()
     plain = ksampler(eps, eps.model, "dpmpp_sde", steps=4)
     torch.set_rng_state(state)
-    assert torch.equal(ksampler(eps, with_thg(eps.model, 1.0), "dpmpp_sde", steps=4).latents, plain.latents)
+    assert torch.equal(ksampler(eps, with_thg(eps.model, error=0.0), "dpmpp_sde", steps=4).latents, plain.latents)

@@ -10,6 +10,7 @@ import comfy.model_patcher
 import comfy.utils
 from comfy_api.latest import ComfyExtension, io, ui
 
+from .core.plans.fidelity import DEFAULT_ERROR
 from .report import Reports, text_of
 from .session import KEY, OUTER_SAMPLE, Session
 from .settings import Settings, step_list
@@ -40,6 +41,11 @@ def guided(settings: Settings) -> Callable[..., Any]:
     return outer_sample
 
 
+def _percent(name: str, default: float, tooltip: str) -> Any:
+    """A place in the run, from 0 to 1."""
+    return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, advanced=True, tooltip=tooltip)
+
+
 class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -53,44 +59,39 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
             inputs=[
                 io.Model.Input("model"),
                 io.Float.Input(
-                    "evaluations",
-                    default=0.65,
-                    min=0.5,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="Share of plain guidance's network evaluations. 0.65 saves about a third; 1.0 is plain "
-                    "guidance, bit for bit.",
+                    "error",
+                    default=DEFAULT_ERROR,
+                    min=0.0,
+                    max=0.5,
+                    step=0.001,
+                    round=0.0001,
+                    tooltip="How far the result may end from plain guidance: 0.01 is 1 %, which is hard to see. More "
+                    "is faster. 0 is plain guidance, bit for bit.",
                 ),
                 io.Float.Input(
-                    "start_percent",
+                    "evaluations",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     advanced=True,
-                    tooltip="Before this part of the run, guidance is plain.",
+                    tooltip="Instead of an error: the share of plain guidance's network evaluations to spend, from 0.5 "
+                    "to 1. 0.65 saves about a third. 0: as many as the error needs.",
                 ),
-                io.Float.Input(
-                    "end_percent",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
+                io.String.Input(
+                    "steps",
+                    default="",
                     advanced=True,
-                    tooltip="After this part of the run, guidance is plain.",
+                    tooltip='Instead of both: the steps at which the negative branch runs, such as "0-4, 6, 9-28:3".',
                 ),
+                _percent("start_percent", 0.0, "Before this part of the run, guidance is plain."),
+                _percent("end_percent", 1.0, "After this part of the run, guidance is plain."),
                 io.Combo.Input(
                     "corrector",
                     options=["auto", "off"],
                     default="auto",
                     advanced=True,
                     tooltip="Take back what a prediction got wrong, at no cost. Samplers that add noise go without.",
-                ),
-                io.String.Input(
-                    "steps",
-                    default="",
-                    advanced=True,
-                    tooltip='Run the negative branch at these steps instead of a share, such as "0-4, 6, 9-28:3".',
                 ),
                 io.Boolean.Input("verbose", default=False, advanced=True, tooltip="Log the plan of each run."),
             ],
@@ -101,14 +102,17 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
     def execute(
         cls,
         model: Any,
-        evaluations: float,
+        error: float = DEFAULT_ERROR,
+        evaluations: float = 0.0,
+        steps: str = "",
         start_percent: float = 0.0,
         end_percent: float = 1.0,
         corrector: str = "auto",
-        steps: str = "",
         verbose: bool = False,
     ) -> io.NodeOutput:
-        settings = Settings(evaluations, start_percent, end_percent, corrector == "auto", step_list(steps), verbose)
+        settings = Settings(
+            error, evaluations, step_list(steps), start_percent, end_percent, corrector == "auto", verbose
+        )
         patched = model.clone()
         patched.remove_wrappers_with_key(OUTER_SAMPLE, KEY)  # a second node on a model replaces the first
         patched.add_wrapper_with_key(OUTER_SAMPLE, KEY, guided(settings))

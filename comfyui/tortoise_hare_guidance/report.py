@@ -51,11 +51,6 @@ def numbers_of(latents: Tensor) -> tuple[float, ...]:
 
 
 def text_of(session: Session) -> str:
-    """The report of a run, in two or three lines."""
-    done, plain = session.evaluations, session.plain_evaluations
-    saved = f" ({1 - done / plain:.0%} saved, ideal speed-up {plain / done:.2f}x)" if done else ""
-    lines = [
-        f"Tortoise and Hare Guidance: {done} network evaluations instead of {plain}{saved}",
-        f"[{''.join(session.marks)}]",
-    ]
-    return "\n".join([*lines, session.note] if session.note else lines)
+    """The report of a run: what it has cost, a mark for each denoiser call, and what else is worth knowing."""
+    first, *rest = str(session.summary()).splitlines()
+    return "\n".join([first, f"[{''.join(session.marks)}]", *rest])

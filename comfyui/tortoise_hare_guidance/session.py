@@ -8,6 +8,7 @@ times with context windows. Only a list of two is acted upon: the first is the c
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from .core.plans.calls import Calls
 from .core.plans.denoised import DenoisedGuide
 from .core.plans.guide import HareGuide, Run
 from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
+from .core.plans.report import Summary
 from .guards import obstacle
 from .sampler import calls_of, log_snr
 from .settings import Settings
@@ -34,8 +36,10 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.note = ""  # why this run is plain, or goes without corrector
-        self.evaluations = self.plain_evaluations = 0
         self.marks: list[str] = []  # of each denoiser call so far
+        self._evaluations: list[int] = []  # of each denoiser call
+        self._plain_evaluations = 0  # those of plain guidance
+        self._started = 0.0
         self._known: Known | None = None  # None: the run is plain
         self._guider: Any = None
         self._memory: dict[Any, Remembered] = {}  # of the calls before this one
@@ -53,12 +57,25 @@ class Session:
         self._memory = self._used = {}
         self._guider = None
 
+    def summary(self) -> Summary:
+        """What the run has cost."""
+        return Summary(
+            pipeline="Tortoise and Hare Guidance",
+            steps=len(self.marks),
+            nfe=sum(self._evaluations),
+            cfg_nfe=self._plain_evaluations,
+            evaluations=tuple(self._evaluations),
+            seconds=time.perf_counter() - self._started if self.marks else 0.0,
+            note=self.note,
+        )
+
     # -- what ComfyUI calls
 
     def sampler_sample(
         self, executor: Any, guider: Any, sigmas: Tensor, extra_args: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         """The sampler starts: all that can be known of its run is known here."""
+        self._started = time.perf_counter()
         schedule = guider.model_patcher.get_model_object("model_sampling")
         reason = obstacle(extra_args["model_options"])
         try:
@@ -78,6 +95,7 @@ class Session:
         """A denoiser call."""
         self._guider = executor.class_obj
         self.marks.append(UNGUIDED)
+        self._evaluations.append(0)
         if self._used:
             self._memory, self._used = self._used, {}
         return executor(*args, **kwargs)
@@ -86,6 +104,8 @@ class Session:
         self, executor: Any, model: Any, conds: list[Any], x: Tensor, timestep: Tensor, model_options: dict[str, Any]
     ) -> Any:
         """The network is to be evaluated for each of these conditions."""
+        if not self.marks:  # outside of the sampler's run
+            return executor(model, conds, x, timestep, model_options)
         call, known = len(self.marks) - 1, self._known
         sigma = known.sigma(call) if known is not None else None
         branches = [identity(cond, sigma) for cond in conds if cond is not None]
@@ -123,9 +143,9 @@ class Session:
         return self._used[key]
 
     def _count(self, evaluated: list[Condition], plain: list[Condition], mark: str) -> None:
-        self.evaluations += sum(map(len, evaluated))
-        self.plain_evaluations += sum(map(len, plain))
-        if self.marks and self.marks[-1] == UNGUIDED:
+        self._evaluations[-1] += sum(map(len, evaluated))
+        self._plain_evaluations += sum(map(len, plain))
+        if self.marks[-1] == UNGUIDED:
             self.marks[-1] = mark
 
 

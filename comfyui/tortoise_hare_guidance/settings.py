@@ -7,26 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .core.errors import PlanError
+from .core.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
 from .core.plans.guide import Run
 from .core.plans.plan import Plan
 from .core.plans.planners import tapered
 
-LEAST = 0.501  # the conditional branch always runs, and the unconditional one at least once
+LEAST = 0.501  # share: the conditional branch always runs, and the unconditional one at least once
 
 
 @dataclass(frozen=True)
 class Settings:
-    """evaluations: share of plain guidance's evaluations; 1 is plain guidance.
+    """error: how far the latents may end from those of plain guidance, as a share; 0 is plain guidance.
+    evaluations: instead of an error, the share of plain guidance's evaluations; 0: as many as the error needs.
+    steps: instead of both, the sampler's steps at which both branches run.
     start_percent, end_percent: outside, guidance is plain.
     corrector: take back what a leap has got wrong, where the sampler allows it.
-    steps: the sampler's steps at which both branches run, instead of a share.
     """
 
-    evaluations: float = 0.65
+    error: float = DEFAULT_ERROR
+    evaluations: float = 0.0
+    steps: tuple[int, ...] = ()
     start_percent: float = 0.0
     end_percent: float = 1.0
     corrector: bool = True
-    steps: tuple[int, ...] = ()
     verbose: bool = False
 
     def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
@@ -40,12 +43,13 @@ class Settings:
         return replace(plan, steps=run.steps, coarse=tuple(sorted(coarse)), cutoff=run.steps)
 
     def _inside(self, run: Run) -> Plan:
-        plan = tapered(max(self.evaluations, LEAST)).plan(run)
-        if self.evaluations >= 1:
-            plan = replace(plan, coarse=tuple(range(run.steps)))
         if self.steps:  # a step may call the denoiser more than once
             listed = (k for k, position in enumerate(run.positions) if int(position) in self.steps)
-            plan = replace(plan, coarse=tuple(sorted({0, *listed})))
+            plan = Plan(run.steps, tuple(sorted({0, *listed})), corrector=CORRECTOR)
+        elif self.evaluations:
+            plan = tapered(max(self.evaluations, LEAST)).plan(run)
+        else:
+            plan = within(self.error).plan(run) if self.error else Plan(run.steps, tuple(range(run.steps)))
         return plan if self.corrector else replace(plan, corrector=0.0)
 
 

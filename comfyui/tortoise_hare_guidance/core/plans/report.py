@@ -1,0 +1,74 @@
+# A copy of src/thg/plans/report.py, made by comfyui/make_core.py: change it there.
+"""What a run has cost, beside what plain classifier-free guidance would have cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The last run of an enabled pipeline.
+
+    steps: denoiser calls of the run. nfe: network evaluations per sample; cfg_nfe: those of plain CFG.
+    evaluations: network evaluations per sample at each step. plan: None where no plan was followed.
+    seconds: from the start of the run to the end of its last network call so far, as the CPU sees it (a GPU may lag).
+    finished: did the run reach its last step? note: what is worth knowing, in a sentence.
+    finite: False when the network's last output had a NaN or an infinity in it.
+    sections: how often the pipeline has set its time steps; plan is that of the last section.
+    """
+
+    pipeline: str
+    steps: int
+    nfe: int
+    cfg_nfe: int
+    evaluations: tuple[int, ...]
+    seconds: float
+    plan: Plan | None = None
+    finished: bool = True
+    note: str = ""
+    finite: bool = True
+    sections: int = 1
+
+    @property
+    def saved(self) -> float:
+        """Share of plain CFG's evaluations that did not run."""
+        return 1 - self.nfe / self.cfg_nfe if self.cfg_nfe else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Ideal speed-up over plain CFG."""
+        return self.cfg_nfe / self.nfe if self.nfe else 1.0
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"{self.pipeline}: {self.note}"
+        lines = [
+            f"{self.pipeline}: {self.nfe} network evaluations instead of {self.cfg_nfe} "
+            f"({self.saved:.0%} saved, ideal speed-up {self.speedup:.2f}x), {self.seconds:.2f} s"
+        ]
+        if self.plan is not None:
+            lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
+        if not self.finished:
+            lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(lines)
+
+
+def combined(pipeline: str, parts: list[Summary]) -> Summary:
+    """The summary of a pipeline that ran other pipelines."""
+    return Summary(
+        pipeline=pipeline,
+        steps=sum(part.steps for part in parts),
+        nfe=sum(part.nfe for part in parts),
+        cfg_nfe=sum(part.cfg_nfe for part in parts),
+        evaluations=tuple(n for part in parts for n in part.evaluations),
+        seconds=sum(part.seconds for part in parts),
+        plan=parts[0].plan if len(parts) == 1 else None,
+        finished=all(part.finished for part in parts),
+        note="; ".join(part.note for part in parts if part.note),
+        finite=all(part.finite for part in parts),
+    )
