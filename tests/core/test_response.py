@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedule
-from thg.ode.integrate import sample, solver_response
+from thg.ode.guidance import solver_response
+from thg.ode.integrate import sample
 from thg.ode.solvers import Track, ddim, lms, plms, step
 from thg.plans import hare
 from thg.plans.guide import HareGuide, Run

@@ -1,6 +1,6 @@
 """The guided ODE without diffusers: noise schedules, solvers, Algorithm 1 (`sample`) and Algorithm 3."""
 
-from thg.ode.integrate import Sampled, sample
+from thg.ode.integrate import Sampled, Step, sample
 from thg.ode.mixture import GaussianMixture
 from thg.ode.network import Denoiser
 from thg.ode.outputs import Node, express
@@ -28,6 +28,7 @@ __all__ = [
     "Sampled",
     "Schedule",
     "Solver",
+    "Step",
     "ddim",
     "dpm_multistep",
     "dpm_singlestep",

@@ -6,126 +6,201 @@ not evaluated; it is what thg does inside a pipeline. They are the same for a fi
 
 from __future__ import annotations
 
-import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.network import Denoiser, Network, require_finite
+from thg.ode.guidance import Guidance
+from thg.ode.network import Branches, Denoiser, Network
+from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
-from thg.ode.solvers import Solver, Track, advance, observe, step
-from thg.plans.guide import HareGuide, Run
+from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.plan import Plan
-from thg.plans.response import Response
+from thg.plans.planners import Choice
+from thg.plans.report import Summary
 
 Form = Literal["predictor", "two-state"]
 
 
+class Step(NamedTuple):
+    """What a callback is told after each step.
+
+    number: from 0. node: where the step started. x: the state that it led to. x0: the data as predicted at its start.
+    """
+
+    number: int
+    node: Node
+    x: Tensor
+    x0: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """The latents at the end of a run, and the network evaluations per sample that it took."""
+    """The end of a run.
+
+    x: the latents. nfe: network evaluations per sample. plan: the plan that was followed, if it was one.
+    trajectory: the N+1 states from the start to the end, if they were asked for. summary: what the run has cost.
+    """
 
     x: Tensor
     nfe: int
+    plan: Plan | None
+    summary: Summary
+    trajectory: tuple[Tensor, ...] = ()
 
 
 def sample(
     denoiser: Denoiser,
     x: Tensor,
-    plan: Plan,
-    schedule: Schedule,
-    solver: Solver,
+    plan: Choice = None,
+    schedule: Schedule | None = None,
+    solver: Solver | None = None,
     *,
-    guidance_scale: float,
+    guidance_scale: float | Sequence[float] | Tensor,
+    condition: Any = True,
+    unconditional: Any = False,
+    batched: bool = False,
+    guidance_interval: tuple[float, float] | None = None,
+    callback: Callable[[Step], object] | None = None,
+    trajectory: bool = False,
+    progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    gradients: bool = False,
+    check: bool = True,
     form: Form = "predictor",
 ) -> Sampled:
-    """Sample with the guidance term evaluated only where the plan says so.
+    """Sample with the guidance term evaluated only where a plan says so.
 
     What most people set:
-        denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.network.Denoiser`.
+        denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.Denoiser`.
         x: the initial noise, batch first, at the noise level of `schedule.nodes[0]`.
-        plan: where the unconditional branch is evaluated. Every step is plain CFG: `Plan(steps=N, coarse=range(N))`.
-        schedule: the fine grid, `thg.read_schedule(scheduler)` for one of diffusers.
-        solver: `thg.ode.solvers.ddim()`, `solver_like(scheduler)`, ...
-        guidance_scale: w, as in diffusers.
+        plan: whatever `thg.enable` takes: a `Plan`, a planner, one of a profile, a preset's name; None is the same
+            default. Plain CFG is `thg.uniform(every=1)`.
+        schedule: the grid and the network's conventions; `thg.read_schedule(scheduler)` for one of diffusers.
+        solver: `thg.ode.ddim()` (also Euler's method) unless given; `thg.ode.dpm_multistep()`, ...
+        guidance_scale: w, as in diffusers; a number, or one for each sample.
+        condition, unconditional: what the denoiser gets as third argument in the two branches, instead of True and
+            False. An unconditional tensor or number is expanded to the rows of the condition.
 
     What few touch:
+        batched: the denoiser takes both branches in one call: twice the rows, the conditional ones first. Its third
+            argument is then both conditions joined, or, without conditions, a flag for each row.
+        guidance_interval: two times of the network between which there is guidance; the plan is made for that part.
+        callback: called with a `thg.ode.Step` after each step. trajectory: keep all states. progress: a wrapper around
+            the steps that shows a bar, such as `tqdm`.
+        gradients: keep the graph, to differentiate through the run; without it no gradients are recorded.
+        check: look at the first output, whether sign and scale fit the schedule.
         form: "predictor" or "two-state" (Algorithm 1 as printed; there the hare's order is the solver's, so the plan's
             `hare_order` has no say and a corrector is refused).
     """
-    if plan.steps != schedule.steps:
-        raise PlanError(
-            f"the plan is for {plan.steps} steps, the schedule has {schedule.steps}; make the plan for "
-            f"{schedule.steps} steps"
-        )
-    if not math.isfinite(guidance_scale) or guidance_scale < 0:
-        raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
+    if schedule is None:
+        raise PlanError("sample needs the grid of the run: thg.sample(..., schedule=thg.Schedule.vp(50), ...)")
     if form not in get_args(Form):
         raise PlanError(f"form must be 'predictor' or 'two-state', not {form!r}")
-    if form == "two-state" and plan.corrector:
-        raise PlanError(
-            f"corrector={plan.corrector:g} needs form='predictor': Algorithm 1 has no prediction to correct; "
-            "make the plan with corrector=0"
+    solver = ddim() if solver is None else solver
+    guidance = Guidance.of(plan, schedule, solver, guidance_scale, guidance_interval, x)
+    with nullcontext() if gradients else torch.no_grad():
+        branches = Branches.of(condition, unconditional, batched, x)
+        network = Network(denoiser, schedule, x, branches, check=check)
+        run = _Steps(network, schedule, callback, progress or iter, [] if trajectory else None)
+        start = network.state(x)
+        end = (_predictor if form == "predictor" else _two_state)(run, start, guidance, solver)
+        network.watch(end, schedule.nodes[-1], "latents")
+    network.require_finite()
+    states = (x, *(state.to(x.dtype) for state in run.states)) if run.states is not None else ()
+    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, run.summary(guidance), states)
+
+
+class _Steps:
+    """The steps of one run as they are taken, for those who watch it."""
+
+    def __init__(
+        self,
+        network: Network,
+        schedule: Schedule,
+        callback: Callable[[Step], object] | None,
+        progress: Callable[[Iterable[int]], Iterable[int]],
+        states: list[Tensor] | None,
+    ) -> None:
+        self.network, self.schedule, self.states = network, schedule, states
+        self._callback, self._progress = callback, progress
+        self._evaluations: list[int] = []
+        self._started = time.perf_counter()
+
+    def __iter__(self) -> Any:
+        return iter(self._progress(range(self.schedule.steps)))
+
+    def taken(self, index: int, before: Tensor, output: Tensor, after: Tensor) -> None:
+        """A step with this guided output has led from one state to the next."""
+        self._evaluations.append(self.network.evaluations - sum(self._evaluations))
+        if self.states is not None:
+            self.states.append(after)
+        if self._callback is not None:
+            node = self.schedule.nodes[index]
+            p, q = express(node, self.schedule.normal, (1.0, 0.0))
+            self._callback(Step(index, node, after, p * before + q * output))
+
+    def summary(self, guidance: Guidance) -> Summary:
+        return Summary(
+            pipeline="thg.sample",
+            steps=self.schedule.steps,
+            nfe=self.network.evaluations,
+            cfg_nfe=self.schedule.steps + guidance.run.steps,
+            evaluations=tuple(self._evaluations),
+            seconds=time.perf_counter() - self._started,
+            plan=guidance.plan,
         )
-    network = Network(denoiser, schedule, x)
-    run = _predictor if form == "predictor" else _two_state
-    end = run(network, network.state(x), plan, schedule, solver, guidance_scale)
-    require_finite(end, schedule.nodes[-1], "latents")
-    return Sampled(end.to(x.dtype), network.evaluations)
 
 
-def _two_state(
-    network: Network, x: Tensor, plan: Plan, schedule: Schedule, solver: Solver, guidance_scale: float
-) -> Tensor:
+def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
+    """One state; where d is not evaluated it is predicted by the hare."""
+    schedule = run.schedule
+    track = Track(x)
+    for i in run:
+        node, before = schedule.nodes[i], track.x
+        output = guidance.output(i, run.network, before, node)
+        track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
+        run.taken(i, before, output, track.x)
+    return track.x
+
+
+def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
     """Algorithm 1. The hare states between coarse steps are filled one at a time, when they are needed."""
+    plan, scale, network, schedule = _printed(guidance.plan), guidance.scale, run.network, run.schedule
     normal = schedule.normal
     tortoise = Track(x)  # x^T_T <- x_T
     hare_track = Track(torch.zeros_like(x))  # x^H_T <- 0
     hare_x = hare_track.x
-    for i in range(plan.steps):
+    term = hare_x
+    for i in run:
         node, landing = schedule.nodes[i], schedule.landings[i]
         whole = tortoise.x + hare_x
-        e_c = network(whole, node, True)
-        tortoise = step(tortoise, solver, node, e_c, landing, normal)
         if plan.evaluates(i):  # t_i in C
-            d = e_c - network(whole, node, False)
-            term = (guidance_scale - 1) * plan.boost_at(i) * d  # section 3.4: d <- b d
+            e_c, e_u = network.pair(whole, node)
+            term = scale.times(plan.boost_at(i) * (e_c - e_u))  # section 3.4: d <- b d
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
-        elif not plan.guides(i):  # section 3.4: d <- 0 from i_hi on, and before the start
-            hare_track = observe(replace(hare_track, x=hare_x), solver, node, torch.zeros_like(x), normal)
+        else:
+            e_c = network(whole, node, True)
+            if not plan.guides(i):  # section 3.4: d <- 0 from i_hi on, and before the start
+                term = torch.zeros_like(x)
+                hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
+        tortoise = step(tortoise, solver, node, e_c, landing, normal)
         hare_x = advance(hare_track, solver, landing, normal)  # x^H at t_(i+1), from the last coarse step
+        run.taken(i, whole, e_c + term, tortoise.x + hare_x)
     return tortoise.x + hare_x
 
 
-def _predictor(
-    network: Network, x: Tensor, plan: Plan, schedule: Schedule, solver: Solver, guidance_scale: float
-) -> Tensor:
-    """One state; where d is not evaluated it is predicted by the hare."""
-    response = solver_response(solver, schedule) if plan.corrector else None
-    guide = HareGuide(plan, replace(Run.of(plan.steps, guidance_scale), response=response))
-    track = Track(x)
-    for i in range(plan.steps):
-        node = schedule.nodes[i]
-        output = network(track.x, node, True)
-        if guide.evaluates(i):
-            fresh = (output - network(track.x, node, False),)
-            term = guide.observe(i, (output,), fresh) or fresh
-        else:
-            term = guide.predict(i, (output,)) or ()
-        for d in term:
-            output = output.add(d, alpha=guidance_scale - 1)  # e_c + (w - 1) b d
-        track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
-    return track.x
-
-
-def solver_response(solver: Solver, schedule: Schedule) -> Response:
-    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
-    track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
-    rows = []
-    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
-        track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
-        rows.append(track.x)
-    return Response(torch.stack(rows).numpy())
+def _printed(plan: Plan | None) -> Plan:
+    if plan is None:
+        raise PlanError("form='two-state' follows a plan, and this planner makes none; take form='predictor'")
+    if plan.corrector:
+        raise PlanError(
+            f"corrector={plan.corrector:g} needs form='predictor': Algorithm 1 has no prediction to correct; "
+            "make the plan with corrector=0"
+        )
+    return plan

@@ -1,76 +1,172 @@
 """The border to the network: every evaluation of the core passes here.
 
-It hands the network its input in its own scale and precision, checks what comes back, counts the evaluation, and turns
-the output into the one kind that the core computes with. It knows nothing of guidance or solvers.
+It hands the network its input in its own scale, time and precision, counts the evaluation, and turns the output into
+the one kind that the core computes with. It knows nothing of guidance or solvers. Values that are not finite are
+counted where they are and looked at once, at the end of a run: a run never waits for the device in between.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thg.errors import NonFiniteError, PlanError
+from thg.ode.first_step import examine
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 
 
 class Denoiser(Protocol):
-    """A network, as a function of the latents (B, ...), the time, and whether it is conditional.
+    """A network, as a function of the latents (B, ...), the time, and the condition.
 
-    The time is a float, as `Schedule` gives it. The result has the shape of the latents and is of the schedule's
-    prediction kind. For example, with a diffusers UNet and prompt embeddings:
+    The time is a number, as `Schedule` gives it. The condition is True for the conditional branch and False for the
+    unconditional one, or what `thg.sample` was given as `condition` and `unconditional`. The result has the shape of
+    the latents and is of the schedule's prediction kind. For example, with a diffusers UNet and prompt embeddings:
 
         def denoiser(x, t, conditional):
             return unet(x, t, encoder_hidden_states=prompt if conditional else empty_prompt).sample
     """
 
-    def __call__(self, x: Tensor, t: float, conditional: bool, /) -> Tensor: ...
+    def __call__(self, x: Tensor, t: float, condition: Any, /) -> Tensor: ...
+
+
+# -- the two branches
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """What the denoiser gets for a condition: in the conditional branch, in the other, and in one call for both."""
+
+    conditional: Any = True
+    unconditional: Any = False
+    both: Any = None
+
+    @classmethod
+    def of(cls, condition: Any, unconditional: Any, batched: bool, x: Tensor) -> Branches:
+        """batched: the denoiser takes both branches in one call, conditional rows first."""
+        if batched and condition is True and unconditional is False:  # then a flag for each row
+            condition = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            unconditional = ~condition
+        if isinstance(condition, Tensor) and condition.ndim:
+            if isinstance(unconditional, int | float) and not isinstance(unconditional, bool):  # the number of no class
+                unconditional = torch.full_like(condition, unconditional)
+            elif isinstance(unconditional, Tensor) and unconditional.ndim and len(unconditional) == 1:
+                unconditional = unconditional.expand(len(condition), *unconditional.shape[1:])
+        return cls(condition, unconditional, _joined(condition, unconditional, len(x)) if batched else None)
+
+
+def _joined(first: Any, second: Any, rows: int) -> Any:
+    """Two conditions as one, batch first: tensors, and tuples, lists and dictionaries of them."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim and second.ndim:
+        return torch.cat([value.expand(rows, *value.shape[1:]) for value in (first, second)])
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return {name: _joined(first[name], second[name], rows) for name in first}
+    if isinstance(first, tuple | list) and isinstance(second, tuple | list) and len(first) == len(second):
+        return type(first)(_joined(a, b, rows) for a, b in zip(first, second, strict=True))
+    if first is None and second is None:
+        return None
+    raise PlanError(
+        "batched=True joins the rows of both conditions, so condition and unconditional must be tensors (or equal "
+        f"tuples or dictionaries of tensors), not {type(first).__name__} and {type(second).__name__}; leave batched "
+        "out, and the branches run in two calls"
+    )
+
+
+# -- evaluations
 
 
 class Network:
-    """A denoiser on a schedule; `evaluations` says how often it has run."""
+    """A denoiser on a schedule; `evaluations` says how often it has run, per sample."""
 
-    def __init__(self, denoiser: Denoiser, schedule: Schedule, x: Tensor) -> None:
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        schedule: Schedule,
+        x: Tensor,
+        branches: Branches | None = None,
+        *,
+        check: bool = False,
+    ) -> None:
+        """check: look at the first output, whether it can be what the schedule says."""
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
             given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise PlanError(f"x must be a floating-point tensor of latents, batch first, not {given}")
         self.evaluations = 0
         self._denoiser = denoiser
         self._schedule = schedule
+        self._branches = branches or Branches()
+        self._check = check
         self._dtype = x.dtype
-        self._shape = x.shape
+        self._finite: list[tuple[str, Node, int, Tensor]] = []  # what, where, values, how many of them are finite
 
     def state(self, x: Tensor) -> Tensor:
         """The latents in the precision of the solver: at least float32."""
-        return x.to(torch.promote_types(x.dtype, torch.float32))
+        state = x.to(torch.promote_types(x.dtype, torch.float32))
+        self.watch(state, self._schedule.nodes[0], "latents")
+        return state
 
     def __call__(self, x: Tensor, node: Node, conditional: bool) -> Tensor:
-        """The normalised output at a node."""
+        """The normalised output of one branch at a node."""
         branch = "conditional" if conditional else "unconditional"
-        if conditional:  # the unconditional branch sees the same state
-            require_finite(x, node, "latents")
-        seen = self._schedule.network_input(x, node).to(self._dtype)
-        output = self._denoiser(seen, node.time, conditional)
+        condition = self._branches.conditional if conditional else self._branches.unconditional
+        output = self._run(x, node, condition, f"{branch} network output")
         self.evaluations += 1
-        if output.shape != self._shape:
-            raise PlanError(
-                f"the {branch} network output at step {node.position:g} has shape {tuple(output.shape)}, the latents "
-                f"have {tuple(self._shape)}; return the prediction only (no learned variance), one row per latent"
-            )
-        output = output.to(x.dtype)
-        require_finite(output, node, f"{branch} network output")
         return self._schedule.normalise(x, output, node)
 
+    def pair(self, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
+        """e_c and e_u: in one call if the denoiser takes both, else in two."""
+        if self._branches.both is None:
+            return self(x, node, True), self(x, node, False)
+        outputs = self._run(torch.cat([x, x]), node, self._branches.both, "network output of both branches")
+        self.evaluations += 2
+        e_c, e_u = (self._schedule.normalise(x, output, node) for output in outputs.chunk(2))
+        return e_c, e_u
 
-def require_finite(values: Tensor, node: Node, what: str) -> None:
-    """An error that names the place, if there is a NaN or an infinity in `values`."""
-    if math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all()):  # one quick look, then a sure one
-        return
-    bad = int((~torch.isfinite(values)).sum())
-    raise NonFiniteError(
-        f"NaN or infinity in the {what} at step {node.position:g} (time {node.time:g}): {bad} of {values.numel()} "
-        "values; a half-precision overflow or a broken input is the usual cause: try float32"
-    )
+    def _run(self, x: Tensor, node: Node, condition: Any, what: str) -> Tensor:
+        seen = self._schedule.network_input(x, node).to(self._dtype)
+        time = int(node.time) if self._schedule.integer_times else node.time
+        output = self._denoiser(seen, time, condition)
+        if not isinstance(output, Tensor) or output.shape != x.shape:
+            found = (
+                f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"the type {type(output).__name__}"
+            )
+            raise PlanError(
+                f"the {what} at step {node.position:g} has {found}, the latents have {tuple(x.shape)}; return the "
+                "prediction only (no learned variance), one row per latent"
+            )
+        output = output.to(x.dtype)
+        self.watch(output, node, what)
+        if not self.evaluations:  # what is wrong with the conventions shows at once
+            self.require_finite()
+            if self._check:
+                examine(self._schedule, node, x, output)
+        return output
+
+    # -- values that are not finite
+
+    def watch(self, values: Tensor, node: Node, what: str) -> None:
+        """Counts what is not finite in these values, without waiting for the result."""
+        self._finite.append((what, node, values.numel(), torch.count_nonzero(torch.isfinite(values.detach()))))
+
+    def require_finite(self) -> None:
+        """An error that names the first place where there was a NaN or an infinity."""
+        watched, self._finite = self._finite, []
+        counts = torch.stack([count for *_, count in watched]).tolist() if watched else []
+        for (what, node, size, _), finite in zip(watched, counts, strict=True):
+            if finite < size:
+                raise NonFiniteError(
+                    f"NaN or infinity in the {what} at step {node.position:g} (time {node.time:g}): "
+                    f"{size - finite} of {size} values; {_usual_cause(what, node)}"
+                )
+
+
+def _usual_cause(what: str, node: Node) -> str:
+    if node.position == 0 and what != "latents":
+        return (
+            f"the network was told the time {node.time:g}: if it counts time otherwise, say so in the schedule, "
+            "Schedule.flow(steps, time=(1, 0)); else a half-precision overflow is the usual cause: try float32"
+        )
+    return "a half-precision overflow or a broken input is the usual cause: try float32"

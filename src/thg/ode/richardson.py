@@ -7,13 +7,14 @@ planner turns the two errors into the longest leap that keeps the hare's below t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.ode.network import Denoiser, Network
+from thg.ode.network import Branches, Denoiser, Network
 from thg.ode.outputs import Node, Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
@@ -39,16 +40,28 @@ class ErrorConstants:
         return self.tortoise / share, self.hare / share
 
 
+@torch.no_grad()
 def error_constants(
-    denoiser: Denoiser, x: Tensor, schedule: Schedule, solver: Solver, *, guidance_scale: float
+    denoiser: Denoiser,
+    x: Tensor,
+    schedule: Schedule,
+    solver: Solver,
+    *,
+    guidance_scale: float,
+    condition: Any = True,
+    unconditional: Any = False,
+    batched: bool = False,
 ) -> ErrorConstants:
     """Algorithm 3 with any solver: four evaluations per step, along the CFG trajectory.
+
+    The arguments are those of `thg.sample`. On a schedule with `integer_times` the midpoint of a step is the whole time
+    nearest to it, with the noise level of that time.
 
     A multistep solver takes the half steps on a history of half steps (the midpoints of the interval before), so that
     its error falls by 2^-p as eq. (half step) of the paper has it. A singlestep solver is judged by whole pairs of
     steps, and each step of the pair gets half of the pair's error.
     """
-    network = Network(denoiser, schedule, x)
+    network = Network(denoiser, schedule, x, Branches.of(condition, unconditional, batched, x), check=True)
     state = network.state(x)
     full = halves = _Split(Track(state), Track(torch.zeros_like(state)), guidance_scale - 1)
     norms: list[tuple[Array, Array]] = []
@@ -66,11 +79,20 @@ def error_constants(
         tortoise = _norms(full.tortoise.x - halves.tortoise.x) / span
         hare = _norms(full.hare.x - halves.hare.x) / span
         norms += [(tortoise, hare)] * span  # and on from x^(1), to follow the trajectory of CFG
+    network.require_finite()
     return _constants(norms, solver)
 
 
+@torch.no_grad()
 def error_constants_first_order(
-    denoiser: Denoiser, x: Tensor, schedule: Schedule, *, guidance_scale: float
+    denoiser: Denoiser,
+    x: Tensor,
+    schedule: Schedule,
+    *,
+    guidance_scale: float,
+    condition: Any = True,
+    unconditional: Any = False,
+    batched: bool = False,
 ) -> ErrorConstants:
     """Algorithm 3 for a first-order solver, in short.
 
@@ -78,7 +100,7 @@ def error_constants_first_order(
     the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
     with (w - 1) d.
     """
-    network = Network(denoiser, schedule, x)
+    network = Network(denoiser, schedule, x, Branches.of(condition, unconditional, batched, x), check=True)
     solver, normal = ddim(), schedule.normal
     state = network.state(x)
     norms: list[tuple[Array, Array]] = []
@@ -90,6 +112,7 @@ def error_constants_first_order(
         _, (b2,) = solver.coefficients((middle,), landing, normal)
         norms.append((_norms(b2 * (e_c - e_c_middle)), _norms(b2 * (guidance_scale - 1) * (d - d_middle))))
         state = advance(track, solver, landing, normal)
+    network.require_finite()
     return _constants(norms, solver)
 
 
@@ -124,8 +147,8 @@ class _Split:
 
 def _evaluate(network: Network, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
     """e_c and d = e_c - e_u."""
-    e_c = network(x, node, True)
-    return e_c, e_c - network(x, node, False)
+    e_c, e_u = network.pair(x, node)
+    return e_c, e_c - e_u
 
 
 def _norms(values: Tensor) -> Array:

@@ -71,7 +71,8 @@ class Regridded:
             places = np.minimum(positions * profile.steps / (positions[-1] + 1), profile.steps - 1)
             noise = np.interp(places, np.arange(profile.steps), own)
         w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
-        return cls(profile, places, np.append(noise, profile.noise[-1]), positions, w - 1)
+        end = profile.noise[-1] if run.end_log_snr is None else noise_share(run.end_log_snr)
+        return cls(profile, places, np.append(noise, end), positions, w - 1)
 
     @property
     def steps(self) -> int:
@@ -126,10 +127,12 @@ def far_from(profile: Profile, run: Run) -> str:
     """How a run differs too much from the measured one, in words; empty if it does not."""
     distinct = len(set(run.positions))
     w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
-    steps, scale = distinct / profile.steps, (w - 1) / (profile.about.guidance_scale - 1)
+    places = Regridded.of(profile, run).places
+    measured = float(places.max() - places.min()) + 1  # steps between the same noise levels
+    steps, scale = distinct / measured, (w - 1) / (profile.about.guidance_scale - 1)
     far = []
     if not 1 / FAR_STEPS <= steps <= FAR_STEPS:
-        far.append(f"{distinct} steps against {profile.steps}")
+        far.append(f"{distinct} steps against {measured:.0f}")
     if not 1 / FAR_SCALE <= scale <= FAR_SCALE:
         far.append(f"guidance_scale {w:g} against {profile.about.guidance_scale:g}")
     if run.log_snr is not None:

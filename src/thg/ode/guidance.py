@@ -1,0 +1,182 @@
+"""The guidance of one run of `sample`: which guide is asked at which step, and with which scale its term is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thg.errors import PlanError
+from thg.ode.network import Network
+from thg.ode.outputs import Node
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver, Track, step
+from thg.plans.guide import Guide, Run, Term, Visitor
+from thg.plans.plan import Plan
+from thg.plans.planners import Choice, guide_maker
+from thg.plans.presets import preset
+from thg.plans.response import Response
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """w - 1: one number, or one for each sample. largest: w, the largest of them."""
+
+    value: float | Tensor
+    largest: float
+
+    @classmethod
+    def of(cls, guidance_scale: float | Sequence[float] | Tensor, x: Tensor) -> Scale:
+        given: Any = guidance_scale.tolist() if isinstance(guidance_scale, Tensor | np.ndarray) else guidance_scale
+        each = isinstance(given, list | tuple)
+        scales = [_number(w) for w in (given if each else [given])]
+        if not scales or not all(0 <= w < math.inf for w in scales):
+            raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
+        if not each:
+            return cls(scales[0] - 1, scales[0])
+        if len(scales) != len(x):
+            raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        column = torch.tensor(scales, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return cls(column - 1, max(scales))
+
+    def times(self, term: Tensor) -> Tensor:
+        """(w - 1) d."""
+        return self.value * term
+
+    def added(self, output: Tensor, term: Tensor) -> Tensor:
+        """e_c + (w - 1) d, in one new tensor."""
+        if isinstance(self.value, Tensor):
+            return torch.addcmul(output, self.value, term)
+        return output.add(term, alpha=self.value)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Guidance:
+    """A guide, and the part of a run that it guides.
+
+    run: what it knows of that part. start: the step at which the part begins. steps: of the whole run.
+    """
+
+    guide: Guide
+    run: Run
+    start: int
+    steps: int
+    scale: Scale
+    schedule: Schedule
+
+    @classmethod
+    def of(
+        cls,
+        choice: Choice,
+        schedule: Schedule,
+        solver: Solver,
+        guidance_scale: float | Sequence[float] | Tensor,
+        interval: tuple[float, float] | None,
+        x: Tensor,
+    ) -> Guidance:
+        choice = preset(choice) if isinstance(choice, str) else choice
+        if isinstance(choice, Plan) and choice.steps != schedule.steps:
+            raise PlanError(
+                f"the plan is for {choice.steps} steps, the schedule has {schedule.steps}; make the plan for "
+                f"{schedule.steps} steps, or take a planner, which fits any run: "
+                f"thg.tapered({choice.nfe / choice.cfg_nfe:.2f})"
+            )
+        if isinstance(choice, Plan) and interval is not None:
+            raise PlanError(
+                "a plan says itself where guidance starts and ends; write Plan(..., start=, cutoff=) and no "
+                "guidance_interval, or take a planner"
+            )
+        maker = guide_maker(choice)
+        scale = Scale.of(guidance_scale, x)
+        whole = run_of(schedule, solver, scale.largest)
+        start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
+        run = whole.part(start, end)
+        return cls(maker.guide(run), run, start, schedule.steps, scale, schedule)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the whole run."""
+        plan = self.guide.plan
+        return None if plan is None else plan.placed(self.start, self.steps)
+
+    def output(self, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
+        """The guided output at a step: e_c + (w - 1) d, with d evaluated or predicted."""
+        place = index - self.start
+        if not 0 <= place < self.run.steps:
+            return network(x, node, True)
+        if isinstance(self.guide, Visitor):
+            self._visit(self.guide, place, network, x, node)
+        if self.guide.evaluates(place):
+            e_c, e_u = network.pair(x, node)
+            fresh = (e_c - e_u,)
+            term: Term | None = self.guide.observe(place, (e_c,), fresh) or fresh
+        else:
+            e_c = network(x, node, True)
+            term = self.guide.predict(place, (e_c,))
+        return e_c if term is None else self.scale.added(e_c, term[0])
+
+    def _visit(self, guide: Visitor, place: int, network: Network, x: Tensor, node: Node) -> None:
+        """Shows the state at the scale that profiles know; its time is the position on the grid."""
+
+        def evaluate(sample: Tensor, position: float) -> tuple[Term, Term]:
+            there = self.schedule.node(position)
+            e_c, e_u = network.pair(sample * self._size(there), there)
+            return (e_c,), (e_c - e_u,)
+
+        guide.visit(place, x / self._size(node), node.position, evaluate)
+
+    def _size(self, node: Node) -> float:
+        return 1.0 if self.schedule.normal == "flow" else math.hypot(node.alpha, node.sigma)
+
+
+def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> Run:
+    """What a guide is told of a run on this schedule."""
+    return Run(
+        steps=schedule.steps,
+        positions=tuple(float(i) for i in range(schedule.steps)),
+        guidance_scale=guidance_scale,
+        log_snr=tuple(schedule.log_snr[:-1].tolist()),
+        times=tuple(schedule.times[:-1].tolist()),
+        response=solver_response(solver, schedule),
+        order=solver.order,
+    )
+
+
+def steps_between(schedule: Schedule, interval: tuple[float, float]) -> tuple[int, int]:
+    """The first step with guidance, and the first one after it without, of an interval of the network's times."""
+    try:
+        low, high = sorted(float(time) for time in interval)
+    except (TypeError, ValueError):
+        raise PlanError(
+            f"guidance_interval must be two times of the network, such as (0.2, 0.8), not {interval!r}"
+        ) from None
+    inside = np.flatnonzero((schedule.times[:-1] >= low) & (schedule.times[:-1] <= high))
+    if not len(inside):
+        first, last = schedule.times[0], schedule.times[-2]
+        raise PlanError(
+            f"no step lies in guidance_interval=({low:g}, {high:g}): the network's times go from {first:g} to {last:g}"
+        )
+    return int(inside[0]), int(inside[-1]) + 1
+
+
+def solver_response(solver: Solver, schedule: Schedule) -> Response:
+    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+    track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
+    rows = []
+    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
+        rows.append(track.x)
+    return Response(torch.stack(rows).numpy())
