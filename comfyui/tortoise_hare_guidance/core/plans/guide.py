@@ -13,7 +13,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -39,6 +39,7 @@ class Run:
     response: how the scheduler's states respond to the network's outputs. None: it is not linear, so there is no
         corrector, and `no_response` says why.
     order: of the scheduler. adds_noise: does it draw fresh noise at each step?
+    end_log_snr: where the last call's step ends, if that is not the end of the schedule.
     """
 
     steps: int
@@ -51,6 +52,7 @@ class Run:
     no_response: str = "nothing is known of the scheduler"
     order: int = 1
     adds_noise: bool = False
+    end_log_snr: float | None = None
 
     @property
     def responses(self) -> tuple[float, ...] | None:
@@ -61,6 +63,20 @@ class Run:
     def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
         """A run about which nothing else is known."""
         return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
+
+    def part(self, start: int, end: int) -> Run:
+        """The calls from `start` to `end` as a run of their own: guidance in an interval."""
+        if (start, end) == (0, self.steps):
+            return self
+        return replace(
+            self,
+            steps=end - start,
+            positions=self.positions[start:end],
+            log_snr=self.log_snr and self.log_snr[start:end],
+            times=self.times and self.times[start:end],
+            response=self.response and Response(self.response.matrix[start:end, start:end]),
+            end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
+        )
 
 
 class Guide(Protocol):

@@ -13,7 +13,7 @@ import numbers
 import operator
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -141,6 +141,18 @@ class Plan:
     @cached_property
     def _evaluated(self) -> frozenset[int]:
         return frozenset(self.coarse)
+
+    def placed(self, start: int, steps: int) -> Plan:
+        """This plan in a longer run of which it guides a part: the steps from `start` on."""
+        if (start, steps) == (0, self.steps):
+            return self
+        return replace(
+            self,
+            steps=steps,
+            coarse=tuple(start + i for i in self.coarse),
+            start=start + self.start,
+            cutoff=start + self.end_of_guidance,
+        )
 
     # -- for people
 

@@ -241,6 +241,5 @@ def guide_maker(choice: Choice) -> GuideMaker:
     if isinstance(choice, Planner):
         return Planned(choice)
     raise PlanError(
-        f"enable takes a plan, a planner or the name of a preset, not {choice!r}; for example "
-        "thg.enable(pipe, thg.within(0.01))"
+        f"it takes a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)"
     )
