@@ -240,6 +240,4 @@ def guide_maker(choice: Choice) -> GuideMaker:
         return choice
     if isinstance(choice, Planner):
         return Planned(choice)
-    raise PlanError(
-        f"it takes a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)"
-    )
+    raise PlanError(f"it takes a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)")
