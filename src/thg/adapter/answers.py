@@ -30,7 +30,7 @@ EXTRA = ("uncond_stg", "uncond_modality")
 def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
     """A call that holds all branches of a step, or one branch where guidance is off."""
     if call.context in EXTRA:
-        return call()
+        return section.network(call).apart(call)
     branches = layout.branches_of(caller.pipe) if section.guidance_is_on(caller) else ()
     if branches and section.rows is None:
         if call.rows % len(branches):
@@ -49,7 +49,7 @@ def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call
         return _evaluated(section, call, len(branches), cond, predicted)
     keep = [k for k in range(len(branches)) if k not in predicted]
     with layout.without_predicted(caller.pipe):
-        output = call.keeping(keep, of=len(branches))()
+        output = section.network(call).in_leap(call.keeping(keep, of=len(branches)))
     section.count(len(keep), instead_of=len(branches))
     kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
     parts = [kept.get(k, kept[cond]) for k in range(len(branches))]
@@ -69,7 +69,7 @@ def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Seque
 
     if isinstance(section.guide, Visitor):
         section.guide.visit(section.step, call.sample, call.time, evaluate)
-    output = call()
+    output = section.network(call).all_branches(call, n, [k for k in range(n) if k not in predicted])
     section.count(n, instead_of=n)
     parts, term = read(output)
     used = section.guide.observe(section.step, parts[cond], term)
@@ -78,9 +78,12 @@ def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Seque
 
 def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
     """A call with a single branch: a step without guidance, or one more call within a guided step."""
-    if not section.same_step(caller, call):
+    network = section.network(call)
+    if section.same_step(caller, call):
+        output = network.apart(call)
+    else:
         section.next_step(caller, call)
-    output = call()
+        output = network.conditional(call)
     section.count(1, instead_of=1)
     return output
 
@@ -108,10 +111,11 @@ def answer_sequential(section: Section, caller: Caller, call: Call) -> Any:
     if not second:
         section.next_step(caller, call)
         section.conditional = call.with_sample(call.sample, call.time)  # lists of its own: networks pop from theirs
-    output = call()
+        refresh = section.guidance_is_on(caller) and section.guide.evaluates(section.step)
+        output = section.output = section.network(call).first_of_two(call, refresh)
+    else:
+        output = section.network(call).apart(call)
     section.count(1, instead_of=1)
-    if not second:
-        section.output = output
     return output
 
 
@@ -133,7 +137,7 @@ def _second(section: Section, call: Call) -> Any:
 
     if isinstance(section.guide, Visitor):
         section.guide.visit(section.step, call.sample, call.time, evaluate)
-    own = call()
+    own = section.network(call).apart(call)
     section.count(1, instead_of=1)
     (parts,) = rows.branch_terms(own, 1)
     used = section.guide.observe(section.step, conditional, difference(conditional, parts))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from thg.adapter import rows
 
-Network = Callable[..., Any]
+Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 
 
 class Call:
@@ -25,6 +26,11 @@ class Call:
 
     def __call__(self) -> Any:
         return self.network(*self.args, **self.kwargs)
+
+    @property
+    def module(self) -> Any:
+        """The network as an object."""
+        return self.network.args[0]
 
     @property
     def sample(self) -> Any:

@@ -142,6 +142,12 @@ def tensors_of(output: Any) -> list[Tensor]:
     raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
 
 
+def count_out(output: Any) -> int:
+    """Rows of a network's output."""
+    listed = _list_of_samples(output)
+    return len(tensors_of(output)[0]) if listed is None else len(listed)
+
+
 def branch_terms(output: Any, n: int) -> list[Term]:
     """The output of a call with `n` branches, branch by branch."""
     if n == 1:

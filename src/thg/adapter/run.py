@@ -109,6 +109,7 @@ class PipelineRun:
             note="; ".join(note for note in notes if note),
             finite=all(section.is_finite() for section in self.sections),
             sections=len(self.sections),
+            caches=tuple(dict.fromkeys(name for section in self.sections for name in section.cache_names)),
         )
 
     def _note_on_calls(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thg.adapter.caches import CachedNetwork
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.host import host_copy
@@ -42,6 +43,9 @@ class Section:
         # pipelines that call their network once per branch: the conditional call of the step under way
         self.conditional: Call | None = None
         self.output: Any = None
+        # caches inside the networks
+        self._networks: dict[int, CachedNetwork] = {}
+        self.cache_names: tuple[str, ...] = ()
 
     @property
     def guide(self) -> Guide:
@@ -55,6 +59,14 @@ class Section:
     def covers(self, caller: Caller, timesteps: Any) -> bool:
         """Does a call belong to this pass, or has the pipeline set its time steps anew?"""
         return all(own is now for own, now in zip(self.key, _key(caller, timesteps), strict=True))
+
+    def network(self, call: Call) -> CachedNetwork:
+        """The network of a call, with what belongs to the caches inside it."""
+        key = id(call.module)
+        if key not in self._networks:
+            self._networks[key] = CachedNetwork(call.module, self.guide)
+            self.cache_names += self._networks[key].cache_names
+        return self._networks[key]
 
     def guidance_is_on(self, caller: Caller) -> bool:
         """The pipeline's decision. Where it hangs on a tensor, it is read once for each tensor: that waits."""
@@ -103,6 +115,7 @@ class Section:
         self._plan, self._guide = self.plan, None
         self.conditional = self.output = self.time = self.loop_time = self._guidance_decided = None
         self.key = ()
+        self._networks.clear()
 
     def note(self) -> str:
         """What is worth knowing of this pass."""

@@ -48,7 +48,7 @@ def animatediff() -> Case:
     return Case(pipe, _clip(num_frames=3, size=64), networks=("unet",))
 
 
-def cogvideox() -> Case:
+def cogvideox(layers: int = 1) -> Case:
     transformer = CogVideoXTransformer3DModel(
         num_attention_heads=1,
         attention_head_dim=WIDTH,
@@ -56,7 +56,7 @@ def cogvideox() -> Case:
         out_channels=4,
         time_embed_dim=WIDTH,
         text_embed_dim=WIDTH,
-        num_layers=1,
+        num_layers=layers,
         sample_width=8,
         sample_height=8,
         sample_frames=5,
@@ -81,9 +81,9 @@ def ltx() -> Case:
     return Case(pipe, inputs, per_prompt=PER_PROMPT)
 
 
-def wan21() -> Case:
+def wan21(layers: int = 1) -> Case:
     """One network for all times."""
-    pipe = WanPipeline(transformer=_wan(), scheduler=_wan_scheduler(), **NOTHING)
+    pipe = WanPipeline(transformer=_wan(layers=layers), scheduler=_wan_scheduler(), **NOTHING)
     return Case(pipe, _clip(num_frames=5, size=64), per_prompt=PER_PROMPT)
 
 
@@ -96,7 +96,7 @@ def wan22() -> Case:
     return Case(pipe, _clip(num_frames=5, size=64), per_prompt=PER_PROMPT, networks=networks)
 
 
-def _wan(seed: int = 0) -> Any:
+def _wan(seed: int = 0, layers: int = 1) -> Any:
     transformer = WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
@@ -105,7 +105,7 @@ def _wan(seed: int = 0) -> Any:
         text_dim=WIDTH,
         freq_dim=WIDTH,
         ffn_dim=WIDTH,
-        num_layers=1,
+        num_layers=layers,
         rope_max_seq_len=16,
     )
     return lively(transformer, seed)

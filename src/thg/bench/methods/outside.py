@@ -2,7 +2,8 @@
 otherwise, and what they evaluated counted by us (in network evaluations, by the work in the network's layers).
 
 They are optional: one that is not installed, or that does not support the pipeline, is left out with the reason.
-Because they leave out parts of the network and not whole evaluations, they take no exact budget.
+Because they leave out parts of the network and not whole evaluations, they take no exact budget. Each can run together
+with thg: the option `thg` is the number of evaluations of the plan on top.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import importlib
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from thg.adapter import enabled
 from thg.bench.methods.counting import counted_work
 from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
+from thg.plans.planners import tapered
 
 
 class OutsideError(THGError):
@@ -26,15 +29,25 @@ class OutsideError(THGError):
 
 @dataclass(frozen=True)
 class Outside(Policy):
-    """An outside program. `nfe` is counted on the pilot, in a run of its own, so that counting slows no timed run."""
+    """An outside program. `nfe` is counted on the pilot, in a run of its own, so that counting slows no timed run.
+
+    thg: evaluations of the `tapered` plan that runs together with it; None: the program alone.
+    """
 
     nfe: float | None = None
+    thg: int | None = None
 
     @contextmanager
     @abstractmethod
     def switched_on(self, pipe: Any) -> Iterator[None]:
         """The program on the pipeline, for the length of a block."""
         yield
+
+    @contextmanager
+    def together(self, pipe: Any) -> Iterator[None]:
+        """The program on the pipeline, with thg if it is wanted."""
+        with self.switched_on(pipe), nullcontext() if self.thg is None else enabled(pipe, tapered(self.thg)):
+            yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
         if "nfe" in known:
@@ -43,7 +56,7 @@ class Outside(Policy):
             pilot.run()
         plain = work.count
         try:
-            with self.switched_on(pilot.pipe), counted_work(pilot.pipe) as work:
+            with self.together(pilot.pipe), counted_work(pilot.pipe) as work:
                 pilot.run()
         except THGError as error:
             raise OutsideError(str(error)) from error
@@ -60,7 +73,7 @@ class Outside(Policy):
         if self.nfe is None:
             raise OutsideError(f"{type(self).__name__} was not prepared")
         nfe = self.nfe
-        with self.switched_on(pipe):
+        with self.together(pipe):
             yield lambda size: [nfe] * size
 
 

@@ -1,0 +1,97 @@
+"""The calls of a network in one pass of a pipeline, each with care for the caches inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thg.adapter import rows
+from thg.adapter.caches.known import Caches, find_caches
+from thg.adapter.caches.unknown import counts_calls, suspects
+from thg.adapter.call import Call
+from thg.errors import UnsupportedPipelineError
+from thg.plans.guide import Guide, Visitor
+
+_SHAPES = ("size", "shape", "dimension", "broadcast")  # words in messages about tensors that do not fit
+
+
+class CachedNetwork:
+    """A network and the caches inside it. Each kind of call says which branches it is for."""
+
+    def __init__(self, module: Any, guide: Guide) -> None:
+        self._module = module
+        plan = guide.plan
+        self._leaps = plan is None or plan.nfe < 2 * plan.steps
+        self._caches = find_caches(module, 1 if plan is None else plan.hare_order) if self._leaps else Caches()
+        self._checked = False
+        self._rows_out: float | None = None  # rows of an output for each row of the input
+        self.cache_names = self._caches.names
+        if self._caches and isinstance(guide, Visitor):
+            raise UnsupportedPipelineError(
+                f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: switch it "
+                "off, calibrate, and switch it on again"
+            )
+
+    def conditional(self, call: Call, refresh: bool = False) -> Any:
+        """The rows that run at each step. refresh: the caches compute everything, and keep it for the steps after."""
+        with self._caches.conditional(refresh):
+            return call()
+
+    def apart(self, call: Call) -> Any:
+        """The rows of another branch: the caches compute everything, and keep nothing."""
+        with self._caches.unconditional():
+            return call()
+
+    def all_branches(self, call: Call, n: int, keep: Sequence[int]) -> Any:
+        """The rows of all `n` branches. keep: those that also run in a leap."""
+        output = self._branch_by_branch(call, n, keep) if self._caches else call()
+        self._rows_out = rows.count_out(output) / call.rows
+        return output
+
+    def _branch_by_branch(self, call: Call, n: int, keep: Sequence[int]) -> Any:
+        if len(keep) > 1:
+            raise UnsupportedPipelineError(
+                f"with a perturbed branch thg cannot use {self.cache_names[0]}; switch it off, or set pag_scale=0"
+            )
+        others = [k for k in range(n) if k not in keep]
+        kept = self.conditional(call.keeping(keep, of=n), refresh=True)
+        other = self.apart(call.keeping(others, of=n))
+        parts = dict(zip(keep, rows.branch_terms(kept, len(keep)), strict=True))
+        parts |= zip(others, rows.branch_terms(other, len(others)), strict=True)
+        return rows.assemble(kept, [parts[k] for k in range(n)])
+
+    def in_leap(self, call: Call) -> Any:
+        """The rows that are left in a leap. The first such call shows whether everything in the network bears it."""
+        if self._checked:
+            return self.conditional(call)
+        try:
+            output = self.conditional(call)
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in _SHAPES):
+                raise
+            raise self._broken(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
+        returned = rows.count_out(output)
+        if self._rows_out is not None and returned != self._rows_out * call.rows:
+            raise self._broken(f"it was given {call.rows} rows and returned {returned}")
+        self._checked = True
+        return output
+
+    def first_of_two(self, call: Call, refresh: bool) -> Any:
+        """The conditional call of a pipeline that calls once per branch, some of which a leap leaves out."""
+        if self._leaps and not self._checked and (name := counts_calls(self._module)) is not None:
+            raise UnsupportedPipelineError(
+                f"{name} has replaced the forward method of this {type(self._module).__name__} and counts its calls; "
+                "it would take one branch for the other when thg leaves a call out. Remove it, or thg.disable(pipe)"
+            )
+        self._checked = True
+        return self.conditional(call, refresh)
+
+    def _broken(self, what: str) -> UnsupportedPipelineError:
+        found = suspects(self._module)
+        cause = f"It seems to be {found[0]}, which keeps tensors of earlier calls" if found else "A cache may be why"
+        return UnsupportedPipelineError(
+            f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "
+            f"{cause}: remove it, or thg.disable(pipe)"
+        )

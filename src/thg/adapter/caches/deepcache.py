@@ -1,0 +1,101 @@
+"""DeepCache on a UNet: its deep features, kept for the conditional rows and continued from refresh to refresh.
+
+DeepCache holds the features of its last full pass. Over the interval they change nearly linearly, as the hare does; so
+with a hare of order 2 they are continued along the line through the last two full passes. It costs no evaluation, and
+took the error of the held features from 45 to 52 dB (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from thg.plans import hare
+
+_DEEPEST = ("mid", "mid_block", 0, 0)  # computed in a full pass and never else
+
+
+def find_deepcache(network: Any, order: int) -> Iterator[DeepCache]:
+    """DeepCache in this network. Its helper is in no attribute: the functions that it puts in hold it."""
+    for module in network.modules():
+        forward = vars(module).get("forward")
+        if forward is None:
+            continue
+        function = inspect.unwrap(forward)
+        if getattr(function, "__qualname__", "").startswith("DeepCacheSDHelper."):
+            yield DeepCache(inspect.getclosurevars(function).nonlocals["self"], order)
+            return
+
+
+class DeepCache:
+    """The features of the conditional rows in one run."""
+
+    name = "DeepCache"
+
+    def __init__(self, helper: Any, order: int) -> None:
+        self._helper = helper
+        self._passes: deque[tuple[int, _Features]] = deque(maxlen=order)  # the last full passes, with their positions
+
+    @contextmanager
+    def conditional(self, refresh: bool) -> Iterator[None]:
+        features = _Features(self)
+        with self._with(features, refresh):
+            yield
+        if _DEEPEST in features:
+            self._add(features)
+
+    @contextmanager
+    def unconditional(self) -> Iterator[None]:
+        with self._with({}, refresh=True):
+            yield
+
+    @contextmanager
+    def _with(self, features: dict[Any, Any], refresh: bool) -> Iterator[None]:
+        helper = self._helper
+        before = helper.cached_output, helper.start_timestep
+        helper.cached_output = features
+        if refresh or not self._passes:
+            helper.start_timestep = None  # it computes everything at the step from which it counts its interval
+        try:
+            yield
+        finally:
+            helper.cached_output = before[0]
+            if before[1] is not None:
+                helper.start_timestep = before[1]
+
+    def _add(self, features: _Features) -> None:
+        position = self._helper.cur_timestep
+        if self._passes and self._passes[-1][0] == position:  # a second call at the same time (Heun)
+            self._passes.pop()
+        self._passes.append((position, features))
+
+    def feature(self, key: Any) -> Any:
+        """What a layer would return now, from the last full passes."""
+        positions = tuple(position for position, _ in self._passes)
+        known = tuple(dict.__getitem__(features, key) for _, features in self._passes)
+        return _continued(positions, known, self._helper.cur_timestep, self._passes.maxlen or 1)
+
+
+class _Features(dict[Any, Any]):
+    """Outputs of layers in one call: written where they are computed, predicted where they are left out."""
+
+    def __init__(self, cache: DeepCache) -> None:
+        self._cache = cache
+
+    def __missing__(self, key: Any) -> Any:
+        return self._cache.feature(key)
+
+
+def _continued(positions: tuple[int, ...], known: tuple[Any, ...], position: int, order: int) -> Any:
+    """The hare's prediction for each tensor of the layer's outputs."""
+    last = known[-1]
+    if isinstance(last, torch.Tensor):
+        return hare.predict(positions, known, position, order)
+    if isinstance(last, tuple | list):
+        return type(last)(_continued(positions, parts, position, order) for parts in zip(*known, strict=True))
+    return last

@@ -1,0 +1,108 @@
+"""The caches of diffusers (`enable_cache`): hooks on the blocks of a transformer, with their state in managers.
+
+Most keep a state per cache context; Pyramid Attention Broadcast keeps one for all calls. Each computes everything when
+its state is empty. To make it do so with the state it has, one value of the state is taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from thg.errors import UnsupportedPipelineError
+
+# The hook that decides, by the name of its class: the name of the cache, and the value without which it computes.
+_DECIDERS = {
+    "FBCHeadBlockHook": ("FirstBlockCache", "head_block_residual"),
+    "MagCacheHeadHook": ("MagCache", "previous_residual"),
+    "SeaCacheRootHook": ("SeaCache", "previous_indicator"),
+    "PyramidAttentionBroadcastHook": ("PyramidAttentionBroadcast", "cache"),
+    "TaylorSeerCacheHook": ("TaylorSeer", None),  # decides by its count of calls alone
+}
+_REFUSED = "FasterCacheDenoiserHook"
+# Remember the text and not the step, so that they need no care.
+STEADY = ("TextKVCacheTransformerHook", "TextKVCacheBlockHook", "FasterCacheBlockHook")
+
+
+def hooks_of(network: Any) -> list[Any]:
+    """All hooks of diffusers in a network."""
+    registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
+    return [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
+
+
+def is_known(hook: Any) -> bool:
+    name = type(hook).__name__
+    return name in _DECIDERS or name in STEADY or name == _REFUSED
+
+
+def find_hooks(network: Any) -> Iterator[HookCache]:
+    """The cache of diffusers in this network."""
+    found = hooks_of(network)
+    if any(type(hook).__name__ == _REFUSED for hook in found):
+        raise UnsupportedPipelineError(
+            "FasterCache leaves out unconditional passes by itself, which is what thg does; use one of them: "
+            "pipe.transformer.disable_cache() or thg.disable(pipe)"
+        )
+    for kind, (name, value) in _DECIDERS.items():
+        deciders = [hook for hook in found if type(hook).__name__ == kind]
+        if deciders:
+            yield HookCache(name, deciders, value)
+
+
+class HookCache:
+    """One cache of diffusers in one run."""
+
+    def __init__(self, name: str, deciders: list[Any], value: str | None) -> None:
+        self.name = name
+        self._deciders = deciders
+        self._value = value
+
+    @contextmanager
+    def conditional(self, refresh: bool) -> Iterator[None]:
+        if not refresh:
+            yield
+            return
+        if self._value is not None:
+            for state in self._states():
+                setattr(state, self._value, None)
+            yield
+            return
+        intervals = [hook.cache_interval for hook in self._deciders]
+        try:
+            for hook in self._deciders:
+                hook.cache_interval = 1
+            yield
+        finally:
+            for hook, interval in zip(self._deciders, intervals, strict=True):
+                hook.cache_interval = interval
+
+    @contextmanager
+    def unconditional(self) -> Iterator[None]:
+        managers = {id(hook.state_manager): hook.state_manager for hook in self._deciders if _has_manager(hook)}
+        single = [hook for hook in self._deciders if not _has_manager(hook)]
+        kept = [manager._state_cache for manager in managers.values()]
+        states = [hook.state for hook in single]
+        try:
+            for manager in managers.values():
+                manager._state_cache = {}
+            for hook in single:
+                hook.state = type(hook.state)()
+            yield
+        finally:
+            for manager, cache in zip(managers.values(), kept, strict=True):
+                manager._state_cache = cache
+            for hook, state in zip(single, states, strict=True):
+                hook.state = state
+
+    def _states(self) -> Iterator[Any]:
+        """The states of the calls so far; none of them is that of an unconditional call."""
+        for hook in self._deciders:
+            if _has_manager(hook):
+                yield from hook.state_manager._state_cache.values()
+            else:
+                yield hook.state
+
+
+def _has_manager(hook: Any) -> bool:
+    return hasattr(hook, "state_manager")
