@@ -18,6 +18,7 @@ class Summary:
     finished: did the run reach its last step? note: what is worth knowing, in a sentence.
     finite: False when the network's last output had a NaN or an infinity in it.
     sections: how often the pipeline has set its time steps; plan is that of the last section.
+    caches: block caches inside the network, which saved parts of these evaluations on top.
     """
 
     pipeline: str
@@ -31,6 +32,7 @@ class Summary:
     note: str = ""
     finite: bool = True
     sections: int = 1
+    caches: tuple[str, ...] = ()
 
     @property
     def saved(self) -> float:
@@ -53,6 +55,8 @@ class Summary:
             lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
+        if self.caches:
+            lines.append(f"with {' and '.join(self.caches)} inside the network: what that saved comes on top")
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)
@@ -71,4 +75,5 @@ def combined(pipeline: str, parts: list[Summary]) -> Summary:
         finished=all(part.finished for part in parts),
         note="; ".join(part.note for part in parts if part.note),
         finite=all(part.finite for part in parts),
+        caches=tuple(dict.fromkeys(name for part in parts for name in part.caches)),
     )
