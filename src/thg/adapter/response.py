@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.schedulers import adds_noise
+from thg.adapter.scheduler_table import adds_noise
 from thg.plans.response import Response, probe
 
 LONGEST = 1000  # calls of a run whose response is still measured: the matrix grows with their square
@@ -63,6 +63,8 @@ def _pass(scheduler: Any, times: Sequence[Tensor]) -> Tensor:
     rows = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for time, output in zip(times, outputs, strict=True):
+            if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some insist on it
+                scheduler.scale_model_input(state, time)
             (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
             rows.append(state.flatten().double())
     return torch.stack(rows)

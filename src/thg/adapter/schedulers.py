@@ -1,56 +1,19 @@
-"""diffusers' schedulers, read by their attributes: the grid of a run, its noise levels, what the network predicts.
-
-Imports nothing of diffusers: a scheduler is known by the names of its classes and by what it holds.
-"""
+"""diffusers' schedulers, read by their attributes: the grid of a run, its noise levels, what the network predicts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thg.adapter.scheduler_table import SCHEDULERS, Kind, adds_noise, kind_of
 from thg.errors import ScheduleError
 from thg.ode.curves import Array, FlowCurve, NoiseCurve, TableCurve, log_snr
 from thg.ode.outputs import Node, Prediction
 from thg.ode.schedule import Schedule
-
-READABLE = (
-    "DDIMScheduler",
-    "PNDMScheduler",
-    "EulerDiscreteScheduler",
-    "LMSDiscreteScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "UniPCMultistepScheduler",
-    "DEISMultistepScheduler",
-    "FlowMatchEulerDiscreteScheduler",
-)
-
-_NOISY = {  # adds fresh noise at every step -> its deterministic relative
-    "EulerAncestralDiscreteScheduler": "EulerDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler": "DPMSolverMultistepScheduler",
-    "DPMSolverSDEScheduler": "DPMSolverMultistepScheduler",
-    "SASolverScheduler": "UniPCMultistepScheduler",
-    "DDPMScheduler": "DDIMScheduler",
-    "LCMScheduler": "DDIMScheduler",
-    "TCDScheduler": "DDIMScheduler",
-    "FlowMatchLCMScheduler": "FlowMatchEulerDiscreteScheduler",
-}
-
-
-def scheduler_class(scheduler: Any, known: Sequence[str] = READABLE) -> str | None:
-    """The diffusers class that a scheduler is an instance of, among the known ones."""
-    return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
-
-
-def adds_noise(scheduler: Any) -> bool:
-    """Does this diffusers scheduler draw fresh noise at every step?"""
-    algorithm = getattr(getattr(scheduler, "config", None), "algorithm_type", None) or ""
-    return scheduler_class(scheduler, tuple(_NOISY)) is not None or str(algorithm).startswith("sde-")
 
 
 def read_schedule(scheduler: Any) -> Schedule:
@@ -59,10 +22,10 @@ def read_schedule(scheduler: Any) -> Schedule:
     Reads DDIM, PNDM (with skip_prk_steps), Euler, LMS, DPMSolverMultistep, DPMSolverSinglestep, UniPC, DEIS and
     FlowMatchEuler, with whatever spacing, offset, shift or sigmas they were given.
     """
-    name = _readable_class(scheduler)
-    if name in ("DDIMScheduler", "PNDMScheduler"):
+    kind = _readable(scheduler)
+    if kind.grid == "alphas":
         return _from_alphas(scheduler)
-    return _from_sigmas(scheduler, exploding=name in ("EulerDiscreteScheduler", "LMSDiscreteScheduler"))
+    return _from_sigmas(scheduler, exploding=kind.grid == "exploding sigmas")
 
 
 def scheduler_log_snr(scheduler: Any) -> Array:
@@ -91,38 +54,37 @@ def scheduler_log_snr(scheduler: Any) -> Array:
     )
 
 
-def _readable_class(scheduler: Any) -> str:
-    """The scheduler's class if its grid can be read exactly, else an error that says what to write."""
+def _readable(scheduler: Any) -> Kind:
+    """The scheduler's kind if its grid can be read exactly, else an error that says what to write."""
     given = type(scheduler).__name__
-    config = getattr(scheduler, "config", None)
-    noisy = scheduler_class(scheduler, tuple(_NOISY))
-    if noisy or getattr(config, "algorithm_type", "").startswith("sde-"):
-        relative = _NOISY[noisy] if noisy else given
-        argument = "" if noisy else ", algorithm_type='dpmsolver++'"
+    kind, config = kind_of(scheduler), getattr(scheduler, "config", None)
+    if adds_noise(scheduler):
+        relative = kind.instead if kind is not None and kind.instead else given
+        argument = ", algorithm_type='dpmsolver++'" if relative == given and hasattr(config, "algorithm_type") else ""
+        argument = ", stochastic_sampling=False" if getattr(config, "stochastic_sampling", False) else argument
         raise ScheduleError(
             f"{given} adds fresh noise at every step, and the method needs a deterministic run; "
             f"write scheduler = diffusers.{relative}.from_config(scheduler.config{argument})"
         )
-    name = scheduler_class(scheduler)
-    if name is None:
+    if kind is None or kind.grid is None:
         raise ScheduleError(
-            f"{given} is not a scheduler whose grid can be read; these are: {', '.join(READABLE)}; "
+            f"{given} is not a scheduler whose grid can be read; these are: "
+            f"{', '.join(row.name for row in SCHEDULERS.values() if row.grid)}; "
             "write scheduler = diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
         )
     for flag, value, why in (
-        ("stochastic_sampling", True, "adds fresh noise at every step"),
         ("invert_sigmas", True, "runs its time backwards"),
         ("timestep_type", "continuous", "has times that are not those of a training schedule"),
     ):
         if getattr(config, flag, None) == value:
             raise ScheduleError(f"{given} with {flag}={value!r} {why}, which is not supported; make it without {flag}")
-    if name == "PNDMScheduler" and not scheduler.config.skip_prk_steps:
+    if kind.name == "PNDMScheduler" and not scheduler.config.skip_prk_steps:
         raise ScheduleError(
             f"{given} with skip_prk_steps=False begins with Runge-Kutta steps of four evaluations each; "
             "write scheduler = diffusers.PNDMScheduler.from_config(scheduler.config, skip_prk_steps=True)"
         )
     _require_timesteps(scheduler)
-    return name
+    return kind
 
 
 def _require_timesteps(scheduler: Any) -> None:

@@ -16,7 +16,8 @@ from thg.adapter.host import host_copy
 from thg.adapter.identity import fingerprint
 from thg.adapter.response import scheduler_response
 from thg.adapter.rows import tensors_of
-from thg.adapter.schedulers import adds_noise, scheduler_log_snr
+from thg.adapter.scheduler_table import adds_noise, order_of
+from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.plans.guide import Guide, GuideMaker, Run
 from thg.plans.plan import Plan
@@ -148,6 +149,7 @@ def describe(caller: Caller, timesteps: Any) -> Run:
         network=fingerprint(caller.pipe),
         response=response,
         no_response=reason,
+        order=order_of(scheduler),
         adds_noise=bool(noise) or adds_noise(scheduler),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from thg.adapter.schedulers import scheduler_class
+from thg.adapter.scheduler_table import kind_of
 from thg.errors import ScheduleError
 from thg.ode.solvers import DPMSolver2, Solver, ddim, euler, lms, plms
 
@@ -19,14 +19,15 @@ def solver_like(scheduler: Any) -> Solver:
                 f"{type(scheduler).__name__} with {flag}=True is not linear in the network's output; "
                 f"write scheduler = diffusers.{type(scheduler).__name__}.from_config(scheduler.config, {flag}=False)"
             )
-    name = scheduler_class(scheduler)
-    if name == "DDIMScheduler":
+    kind = kind_of(scheduler)
+    method = kind.method if kind is not None else None
+    if method == "ddim":
         return ddim()
-    if name in ("EulerDiscreteScheduler", "FlowMatchEulerDiscreteScheduler"):
+    if method == "euler":
         return euler()
-    if name == "LMSDiscreteScheduler":
+    if method == "lms":
         return lms(order=4)
-    if name == "PNDMScheduler":
+    if method == "plms":
         if config.prediction_type != "epsilon":
             raise ScheduleError(
                 f"PNDMScheduler with prediction_type={config.prediction_type!r} averages outputs before it turns them "
@@ -34,8 +35,8 @@ def solver_like(scheduler: Any) -> Solver:
                 "diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
             )
         return plms(order=4)
-    if name in ("DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"):
-        return _dpm_like(scheduler, singlestep=name == "DPMSolverSinglestepScheduler")
+    if method in ("dpm multistep", "dpm singlestep"):
+        return _dpm_like(scheduler, singlestep=method == "dpm singlestep")
     raise ScheduleError(
         f"{type(scheduler).__name__} has no counterpart among the solvers of thg; "
         "write scheduler = diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"

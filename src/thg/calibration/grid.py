@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thg.adapter.schedulers import adds_noise, prediction_of, read_schedule
-from thg.adapter.solver_like import solver_like
+from thg.adapter.scheduler_table import adds_noise, order_of
+from thg.adapter.schedulers import prediction_of, read_schedule
 from thg.errors import ScheduleError
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
@@ -46,7 +46,7 @@ class NoiseGrid:
         else:
             noise = np.append(_noise_of_calls(run), 0.0)
             middle = (noise[:-2] + noise[1:-1]) / 2
-        return cls(noise, middle, prediction_of(scheduler), _order_of(scheduler))
+        return cls(noise, middle, prediction_of(scheduler), min(order_of(scheduler), 2))
 
     @property
     def steps(self) -> int:
@@ -74,11 +74,3 @@ def _noise_of_calls(run: Run) -> Array:
         )
     levels = dict(zip(run.positions, noise_share(run.log_snr), strict=True))
     return np.array([levels[position] for position in sorted(levels)])
-
-
-def _order_of(scheduler: Any) -> int:
-    try:
-        return min(solver_like(scheduler).order, 2)
-    except ScheduleError:
-        order: Any = getattr(scheduler.config, "solver_order", None) or getattr(scheduler, "order", 1)
-        return min(int(order), 2)

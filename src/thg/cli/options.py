@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from thg.cli.pipelines import SCHEDULERS
+from thg.adapter.scheduler_table import options as scheduler_options
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -17,7 +17,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every command that loads a pipeline."""
     group = parser.add_argument_group("model")
     add_loading_arguments(group)
-    group.add_argument("--scheduler", choices=sorted(SCHEDULERS), help="another scheduler than the model's own")
+    group.add_argument("--scheduler", choices=scheduler_options(), help="another scheduler than the model's own")
 
 
 def add_loading_arguments(group: argparse._ActionsContainer) -> None:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 
+from thg.adapter.scheduler_table import by_option
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import missing, versions
 from thg.errors import THGError
@@ -15,18 +16,6 @@ from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipe
 from thg.models.pretrained import pretrained
 from thg.models.schedulers import Schedulers
 
-SCHEDULERS = {
-    "ddim": "DDIMScheduler",
-    "deis": "DEISMultistepScheduler",
-    "dpm": "DPMSolverMultistepScheduler",
-    "dpm-single": "DPMSolverSinglestepScheduler",
-    "euler": "EulerDiscreteScheduler",
-    "flow-euler": "FlowMatchEulerDiscreteScheduler",
-    "heun": "HeunDiscreteScheduler",
-    "lms": "LMSDiscreteScheduler",
-    "pndm": "PNDMScheduler",
-    "unipc": "UniPCMultistepScheduler",
-}
 SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
 DEFAULT_STEPS = {"eps": 50, "flow": 28}
 USUAL_STEPS = 50  # of pipelines whose call does not tell
@@ -145,5 +134,4 @@ def _check_device(device: str) -> None:
 
 def _scheduler(name: str, pipe: Any) -> Any:
     schedulers = Schedulers(pipe.scheduler)
-    wanted = "FlowMatchHeunDiscreteScheduler" if schedulers.flow and name == "heun" else SCHEDULERS[name]
-    return schedulers.make(wanted)
+    return schedulers.make(by_option(name, schedulers.flow).name)

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from thg.adapter.scheduler_table import SCHEDULERS
 from thg.errors import THGError
 
-NOISE: Final = {
-    "DDIMScheduler": "DDIM",
-    "EulerDiscreteScheduler": "Euler",
-    "DPMSolverMultistepScheduler": "DPM++ 2M",
-    "DPMSolverSinglestepScheduler": "DPM++ 2S",
-    "UniPCMultistepScheduler": "UniPC",
-    "DEISMultistepScheduler": "DEIS",
-    "HeunDiscreteScheduler": "Heun",
-    "LMSDiscreteScheduler": "LMS",
-    "PNDMScheduler": "PNDM",
-}
-FLOW: Final = {
-    "FlowMatchEulerDiscreteScheduler": "Euler (flow)",
-    "FlowMatchHeunDiscreteScheduler": "Heun (flow)",
-    "DPMSolverMultistepScheduler": "DPM++ 2M",
-    "UniPCMultistepScheduler": "UniPC",
-    "DEISMultistepScheduler": "DEIS",
-}
 NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with the size of the picture
+
+
+def offered(flow: bool) -> dict[str, str]:
+    """Class name and label of the schedulers for a model that predicts a flow, or for any other."""
+    kind = "flow" if flow else "epsilon"
+    return {row.name: row.label for row in SCHEDULERS.values() if row.option and kind in row.predicts}
 
 
 class Schedulers:
@@ -38,7 +27,7 @@ class Schedulers:
         self.own = own
         self.own_name = type(own).__name__
         self.flow = self.own_name.startswith("FlowMatch") or bool(own.config.get("use_flow_sigmas"))
-        labels = FLOW if self.flow else NOISE
+        labels = offered(self.flow)
         fitting = {name: label for name, label in labels.items() if self._fits(name)}
         self.labels = {self.own_name: labels.get(self.own_name, self.own_name.removesuffix("Scheduler"))} | fitting
 

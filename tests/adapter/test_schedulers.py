@@ -1,0 +1,113 @@
+"""The table of schedulers says what diffusers' schedulers do, by measurement."""
+
+from __future__ import annotations
+
+import diffusers
+import pytest
+import torch
+
+from tests.adapter.families.case import ddim
+from thg.adapter.host import host_copy
+from thg.adapter.response import scheduler_response
+from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
+from thg.adapter.solver_like import solver_like
+from thg.errors import ScheduleError
+
+FLOW_OPTIONS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+NEEDS = {"DPMSolverSDEScheduler": "torchsde"}
+
+
+def made(name: str, steps: int = 12, **options):
+    cls = getattr(diffusers, name)
+    own = {} if name.startswith("FlowMatch") else dict(ddim().config)
+    if name == "PNDMScheduler":
+        own["skip_prk_steps"] = True
+    scheduler = cls.from_config(own, **options)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+def response(scheduler):
+    return scheduler_response(*host_copy(scheduler, scheduler.timesteps))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_linear_and_noisy_as_the_table_says(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    kind, scheduler = SCHEDULERS[name], made(name)
+    assert kind_of(scheduler) is kind
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found, reason = response(scheduler)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (found is not None) == kind.linear
+    assert adds_noise(scheduler) == kind.adds_noise == ("noise" in reason)
+    if kind.adds_noise:
+        assert not SCHEDULERS[kind.instead].adds_noise
+        run_twice = [_final(made(name), seed) for seed in (0, 1)]
+        assert not torch.equal(*run_twice)
+
+
+def _final(scheduler, seed):
+    """Where a run ends whose network puts out nothing."""
+    torch.manual_seed(seed)
+    x = torch.ones(1, 4, 2, 2)
+    for t in scheduler.timesteps:
+        x = scheduler.step(torch.zeros_like(x), t, x, return_dict=False)[0]
+    return x
+
+
+@pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if "flow" in row.predicts and row.linear])
+def test_flow_schedulers_run_on_flows(name):
+    scheduler = made(name, **({} if name.startswith("FlowMatch") else FLOW_OPTIONS))
+    assert response(scheduler)[0] is not None
+
+
+@pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if row.method])
+def test_a_solver_of_the_core_has_the_order_of_the_scheduler(name):
+    scheduler = made(name)
+    assert solver_like(scheduler).order == order_of(scheduler)
+
+
+@pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if not row.method and row.linear])
+def test_a_scheduler_without_a_counterpart_is_named(name):
+    with pytest.raises(ScheduleError, match=f"{name} has no counterpart"):
+        solver_like(made(name))
+
+
+def test_the_order_is_the_configured_one():
+    assert order_of(made("DPMSolverMultistepScheduler", solver_order=3)) == 3
+    assert order_of(made("HeunDiscreteScheduler")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("DDIMScheduler", {"clip_sample": True}),
+        ("DPMSolverMultistepScheduler", {"thresholding": True}),
+        ("UniPCMultistepScheduler", {"thresholding": True}),
+    ],
+)
+def test_a_scheduler_that_clips_is_not_linear(name, settings):
+    found, reason = response(made(name, **settings))
+    assert found is None
+    assert "not linear as it is configured" in reason
+
+
+def test_settings_that_add_noise():
+    assert adds_noise(made("DPMSolverMultistepScheduler", algorithm_type="sde-dpmsolver++"))
+    assert adds_noise(made("FlowMatchEulerDiscreteScheduler", stochastic_sampling=True))
+
+
+def test_a_response_is_measured_once_per_configuration():
+    first, second, other = made("DDIMScheduler"), made("DDIMScheduler"), made("DDIMScheduler", steps=13)
+    assert response(first)[0] is response(second)[0]
+    assert response(first)[0] is not response(other)[0]
+
+
+def test_names_on_the_command_line():
+    assert len(set(options())) == len(options())
+    assert by_option("heun", flow=False).name == "HeunDiscreteScheduler"
+    assert by_option("heun", flow=True).name == "FlowMatchHeunDiscreteScheduler"
+    assert by_option("unipc", flow=True).name == "UniPCMultistepScheduler"
