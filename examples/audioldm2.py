@@ -1,28 +1,28 @@
 """Sound: AudioLDM 2 with 200 steps.
 
-python examples/audioldm2.py
-python examples/audioldm2.py --shipped   # the small picture model in the package instead
+python examples/audioldm2.py [MODEL]
 """
 
 import sys
 from pathlib import Path
 
 import torch
+from diffusers import AudioLDM2Pipeline
 
 import thg
+from thg.media import wav_bytes
 
-generator = torch.Generator().manual_seed(0)
-if "--shipped" in sys.argv:
-    pipe = thg.shipped_pipeline()
-    thg.enable(pipe, thg.tapered(0.6))
-    pipe("a bag", num_inference_steps=20, guidance_scale=3.5, generator=generator).images[0].save("bag.png")
-else:
-    from diffusers import AudioLDM2Pipeline
+model = sys.argv[1] if len(sys.argv) > 1 else "cvssp/audioldm2"
+device, dtype = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
+pipe = AudioLDM2Pipeline.from_pretrained(model, torch_dtype=dtype).to(device)
 
-    from thg.cli.files import save_sound
-
-    pipe = AudioLDM2Pipeline.from_pretrained("cvssp/audioldm2", torch_dtype=torch.float16).to("cuda")
-    thg.enable(pipe, thg.tapered(0.6))
-    sound = pipe("water dripping in a cave", num_inference_steps=200, guidance_scale=3.5, generator=generator).audios[0]
-    save_sound(Path("water.wav"), sound, rate=16000)
+thg.enable(pipe)
+sound = pipe(
+    "water dripping in a cave",
+    num_inference_steps=200,
+    guidance_scale=3.5,
+    audio_length_in_s=10.24 if device == "cuda" else 0.5,
+    generator=torch.Generator().manual_seed(0),
+).audios[0]
+Path("water.wav").write_bytes(wav_bytes(sound, rate=16000))
 print(thg.summary(pipe))

@@ -1,21 +1,22 @@
 """Measure where the guidance of a model may leap, keep it, and use it.
 
-python examples/calibrate_and_save.py             # Stable Diffusion 1.5, from the hub
+python examples/calibrate_and_save.py [MODEL]     # Stable Diffusion 1.5, from the hub
 python examples/calibrate_and_save.py --shipped   # the small model in the package
 """
 
 import sys
 
 import torch
+from diffusers import StableDiffusionPipeline
 
 import thg
 
-if "--shipped" in sys.argv:
-    pipe, prompts, steps = thg.shipped_pipeline(), ["a bag", "a dark coat"], 10
+model = sys.argv[1] if len(sys.argv) > 1 else "stable-diffusion-v1-5/stable-diffusion-v1-5"
+device, dtype = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
+if model == "--shipped":
+    pipe, prompts, steps = thg.shipped_pipeline(device=device), ["a bag", "a dark coat"], 10
 else:
-    from diffusers import StableDiffusionPipeline
-
-    pipe = StableDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5").to("cuda")
+    pipe = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
     prompts, steps = ["a group of zebras grazing in the grass", "two cows on a hill above a valley"], 50
 
 profile = thg.calibrate(pipe, prompts, steps=steps, guidance_scale=7.5)

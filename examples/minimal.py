@@ -1,22 +1,22 @@
 """One line on a Stable Diffusion pipeline.
 
-python examples/minimal.py             # Stable Diffusion 1.5, from the hub, on a GPU if there is one
+python examples/minimal.py [MODEL]     # Stable Diffusion 1.5 from the hub, on a GPU if there is one
 python examples/minimal.py --shipped   # the small model in the package, offline
 """
 
 import sys
 
 import torch
+from diffusers import StableDiffusionPipeline
 
 import thg
 
-if "--shipped" in sys.argv:
-    pipe, prompt = thg.shipped_pipeline(), "a dark ankle boot"
+model = sys.argv[1] if len(sys.argv) > 1 else "stable-diffusion-v1-5/stable-diffusion-v1-5"
+device, dtype = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
+if model == "--shipped":
+    pipe, prompt = thg.shipped_pipeline(device=device), "a dark ankle boot"
 else:
-    from diffusers import StableDiffusionPipeline
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipe = StableDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5").to(device)
+    pipe = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
     prompt = "a photograph of a red bicycle"
 
 thg.enable(pipe)

@@ -1,6 +1,6 @@
 """Several GPUs: each process makes its share of the prompts; a picture does not depend on how many there are.
 
-accelerate launch --num_processes 4 examples/multi_gpu.py
+accelerate launch --num_processes 4 examples/multi_gpu.py [MODEL]     # reads prompts.txt, one a line
 accelerate launch --num_processes 2 --cpu examples/multi_gpu.py --shipped
 """
 
@@ -9,17 +9,18 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from diffusers import StableDiffusionPipeline
 
 import thg
 
+model = sys.argv[1] if len(sys.argv) > 1 else "stable-diffusion-v1-5/stable-diffusion-v1-5"
 state = PartialState(cpu=not torch.accelerator.is_available())
-if "--shipped" in sys.argv:
+dtype = torch.float32 if state.device.type == "cpu" else torch.float16
+if model == "--shipped":
     pipe, steps = thg.shipped_pipeline(device=state.device), 10
     prompts = ["a bag", "a dark coat", "a light dress", "a sneaker"]
 else:
-    from diffusers import StableDiffusionPipeline
-
-    pipe = StableDiffusionPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5").to(state.device)
+    pipe = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(state.device)
     prompts, steps = Path("prompts.txt").read_text().splitlines(), 50
 
 thg.enable(pipe)

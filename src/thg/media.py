@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import wave
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from thg.errors import NonFiniteError
 
@@ -37,16 +39,24 @@ def worst_mean(values: Sequence[float], higher_is_better: bool = True) -> float:
     return math.fsum(worst := ordered[: max(1, math.ceil(WORST * len(ordered)))]) / len(worst)
 
 
-def png_bytes(pixels: NDArray[np.floating], compress_level: int = 6) -> bytes:
-    """An array of height x width (x channels) in [0, 1] as a PNG file."""
+def png_bytes(pixels: NDArray[np.floating], compress_level: int = 6, how: Mapping[str, object] | None = None) -> bytes:
+    """An array of height x width (x channels) in [0, 1] as a PNG file. how: as `png_text` takes it."""
     if not np.isfinite(pixels).all():
         raise NonFiniteError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
     values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
     file = io.BytesIO()
-    Image.fromarray(values).save(file, "PNG", compress_level=compress_level)
+    text = None if how is None else png_text(how)
+    Image.fromarray(values).save(file, "PNG", compress_level=compress_level, pnginfo=text)
     return file.getvalue()
+
+
+def png_text(how: Mapping[str, object]) -> PngInfo:
+    """The text chunk "thg" of a PNG: how the picture was made, as JSON."""
+    text = PngInfo()
+    text.add_text("thg", json.dumps(how))
+    return text
 
 
 def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:

@@ -152,6 +152,7 @@ FLAGS = [
     "--disable-sync",
 ]
 Open = Callable[..., Any]
+SHORT = "/#plan=default&nfe=0.65"  # in the few steps of these tests the default leaves nothing out
 
 
 @pytest.fixture(scope="package")
@@ -172,7 +173,7 @@ def opened(browser: Any, studio: Running) -> Iterator[Open]:
     """Opens the page in a fresh profile; afterwards the console must be free of errors and all requests our own."""
     contexts, wrong, asked = [], [], []
 
-    def open_page(path: str = "/", url: str = studio.url, viewport: dict[str, int] = DESKTOP, **settings: Any) -> Any:
+    def open_page(path: str = SHORT, url: str = studio.url, viewport: dict[str, int] = DESKTOP, **settings: Any) -> Any:
         context = browser.new_context(viewport=viewport, **settings)
         context.set_default_timeout(WAIT)
         contexts.append(context)

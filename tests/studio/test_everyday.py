@@ -147,13 +147,17 @@ def test_advice_for_the_page_is_for_people(studio):
 
 
 def test_a_run_without_the_corrector_says_so(model):
+    """Before the run and after it."""
     from diffusers import EulerAncestralDiscreteScheduler
 
     own = model.pipe.scheduler
     model.pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(own.config)
     try:
         with serve(Engine(Model(model.pipe, "noisy", model.source))) as studio, studio.client() as client:
+            planned = client.post("/api/plan", json=plan_wish()).json()
             heard = finished(client, run_wish())
     finally:
         model.pipe.scheduler = own
+    assert "Without the corrector" in planned["note"]
+    assert "adds noise" in planned["note"]
     assert "corrector" in heard[-1][1]["note"]

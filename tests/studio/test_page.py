@@ -47,15 +47,20 @@ def test_slider_moves_plan_and_numbers(opened):
     page = opened()
     set_up(page, seed=1, steps=20)
     expect(page.locator("#nfe")).to_have_text("26")
+    expect(page.locator("#fidelity")).to_have_text("–")  # this plan was made for a number of evaluations
     page.locator("#budget").focus()
     page.keyboard.press("End")
     expect(page.locator("#nfe")).to_have_text("40")
     expect(page.locator("#speedup")).to_have_text("1.00×")
     expect(page.locator('.mark[aria-pressed="true"]')).to_have_count(20)
+    expect(page.locator("#fidelity")).to_have_text("0.01 %")
     page.keyboard.press("Home")
-    expect(page.locator("#nfe")).to_have_text("21")
-    expect(page.locator('.mark[aria-pressed="true"]')).to_have_count(1)
-    expect(page.locator("#saved")).to_have_text("48 %")
+    expect(page.locator("#fidelity")).to_have_text("10 %")
+    expect(page.locator("#nfe")).to_have_text("26")
+    expect(page.locator("#cost")).to_have_text("26 of 40 evaluations")
+    expect(page.locator('.mark[aria-pressed="true"]')).to_have_count(6)
+    expect(page.locator("#saved")).to_have_text("35 %")
+    assert link(page)["error"] == "0.1"
 
 
 TEN_STEPS = "/#steps=10&plan=custom&of=10&coarse=0.3.6"

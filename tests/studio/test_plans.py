@@ -9,10 +9,32 @@ from tests.studio.wishes import plan_wish
 from thg.plans.guide import Run
 
 
-def test_default_plan_is_that_of_enable(studio):
+@pytest.mark.parametrize("scheduler", ["DDIMScheduler", "DPMSolverMultistepScheduler", "HeunDiscreteScheduler"])
+def test_default_plan_is_that_of_enable(studio, model, scheduler):
+    with studio.client() as client:
+        answer = client.post("/api/plan", json=plan_wish(scheduler=scheduler, plan={"kind": "default"})).json()
+    own = model.pipe.scheduler
+    model.pipe.scheduler = model.schedulers.make(scheduler)
+    try:
+        with thg.enabled(model.pipe):
+            model.pipe("a coat", num_inference_steps=20, guidance_scale=5.0, output_type="latent")
+            assert thg.Plan.from_dict(answer["plan"]) == thg.summary(model.pipe).plan
+    finally:
+        model.pipe.scheduler = own
+    assert (answer["error"], answer["python"]) == (0.01, "thg.within(0.01)")
+
+
+def test_closer_costs_more(studio):
+    with studio.client() as client:
+        specs = [{"kind": "default", "error": error} for error in (0.1, 0.01, 0.001)]
+        costs = [client.post("/api/plan", json=plan_wish(plan=spec)).json()["nfe"] for spec in specs]
+    assert costs == sorted(set(costs))
+
+
+def test_a_budget_is_that_of_tapered(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish()).json()
-    expected = thg.tapered().plan(Run.of(20))
+    expected = thg.tapered(0.65).plan(Run.of(20))
     assert thg.Plan.from_dict(answer["plan"]) == expected
     assert (answer["nfe"], answer["cfg_nfe"], answer["calls"]) == (expected.nfe, 40, 20)
     assert answer["speedup"] == pytest.approx(expected.speedup, abs=1e-3)
@@ -102,7 +124,9 @@ def test_profile_plan_without_profile_says_what_to_do(studio):
         ({"plan": {"kind": "custom", "of": 20, "coarse": [0, 25]}}, "25"),
         ({"plan": {"kind": "custom", "of": 20, "coarse": [0, 3, 3]}}, "increase"),
         ({"plan": {"kind": "custom", "of": 20, "coarse": [0], "boost": 0}}, "boost"),
-        ({"plan": {"kind": "profile", "rho": 1.0, "nfe": 0.7}}, "either rho or nfe"),
+        ({"plan": {"kind": "profile", "rho": 1.0, "nfe": 0.7}}, "one of error, nfe and rho"),
+        ({"plan": {"kind": "default", "error": 0.01, "nfe": 0.7}}, "either error or nfe"),
+        ({"plan": {"kind": "default", "error": 1.5}}, "error"),
     ],
 )
 def test_bad_wishes_are_named(studio, wish, named):

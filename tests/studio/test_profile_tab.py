@@ -56,21 +56,25 @@ def test_a_run_far_from_the_profile_is_noted(profiled):
     assert "100 steps against 20" in answer["note"]
 
 
-def test_a_shipped_profile_is_found_and_its_plan_comes_first(model, profile, in_the_package):
+def test_a_shipped_profile_is_found(model, profile, in_the_package):
     found = Model(model.pipe, "tiny", model.source)
     assert found.profile is not None
     assert found.profile.about == profile.about
-    assert found.describe()["plan"] == {"kind": "profile", "nfe": 0.65}
-    request = plan_wish(plan={"kind": "profile", "nfe": 0.65})
-    with serve(Engine(found)) as studio, studio.client() as client:
-        planned = thg.Plan.from_dict(client.post("/api/plan", json=request).json()["plan"])
-    with thg.enabled(model.pipe):  # what thg does without a plan
-        model.pipe("a dark coat", num_inference_steps=20, guidance_scale=5.0, output_type="latent")
-        assert thg.summary(model.pipe).plan == planned
+    assert found.describe()["profile"]
 
 
-def test_without_a_profile_the_page_begins_with_the_default_plan(model):
-    assert model.describe()["plan"] == {"kind": "default", "nfe": 0.65, "hare_order": 2, "corrector": 0.7}
+def test_a_tolerance_spends_what_the_default_spends_at_the_places_of_the_profile(profiled):
+    wish = {"kind": "profile", "error": 0.05}
+    with profiled.client() as client:
+        here = client.post("/api/plan", json=plan_wish(plan=wish)).json()
+        default = client.post("/api/plan", json=plan_wish(plan={**wish, "kind": "default"})).json()
+    assert here["nfe"] == default["nfe"]
+    assert here["error"] == default["error"] == 0.05
+    assert here["plan"]["coarse"] != default["plan"]["coarse"]
+
+
+def test_the_page_begins_with_the_plan_of_enable(model):
+    assert model.describe()["default_plan"] == {"kind": "default", "error": 0.01}
 
 
 def test_a_profile_of_another_network_is_refused_at_once(profile):
@@ -123,7 +127,7 @@ def test_the_plan_of_the_tab_is_compared(opened, profiled):
     assert int(nfe) >= int(text(page, "#nfe"))
     choose(page, "kind", "default")
     choose(page, "kind", "profile")  # by the budget, from the form
-    assert "nfe" in link(page)
+    assert "error" in link(page)
 
 
 @pytest.mark.browser

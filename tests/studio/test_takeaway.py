@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 
 import numpy as np
@@ -34,6 +35,21 @@ def test_the_lines_of_python_make_the_picture(opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script))
     np.testing.assert_array_equal(read(tmp_path / "thg-9.png"), read(picture))
+
+
+def test_the_picture_says_how_it_was_made(opened):
+    page = opened()
+    set_up(page, seed=9, prompt="a bag, für alle")
+    choose(page, "batch", "4")
+    generate(page)
+    with page.expect_download() as waiting:
+        page.click('[data-get="picture"]')
+    with Image.open(waiting.value.path()) as picture:
+        how = json.loads(picture.text["thg"])
+    assert (how["prompt"], how["steps"], how["nfe"]) == ("a bag, für alle", 6, 8)
+    assert waiting.value.suggested_filename == f"thg-{how['seed']}.png"
+    assert how["scheduler"] == "DDIMScheduler"
+    assert thg.Plan.from_dict(how["plan"]).nfe == 8
 
 
 def test_the_plan_is_read_by_thg(opened):

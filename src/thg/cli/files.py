@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from thg.errors import THGError
 from thg.files import atomic_target, write_atomically
-from thg.media import wav_bytes
+from thg.media import png_text, wav_bytes
 
 
 def check_writable(path: Path) -> None:
@@ -45,9 +43,7 @@ def numbered(path: Path, count: int) -> list[Path]:
 
 def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:
     """A PNG with the text chunk "thg": how it was made, as JSON. Other formats are saved without it."""
-    info = PngInfo()
-    info.add_text("thg", json.dumps(how))
-    options: dict[str, Any] = {"pnginfo": info} if path.suffix.lower() == ".png" else {}
+    options: dict[str, Any] = {"pnginfo": png_text(how)} if path.suffix.lower() == ".png" else {}
     with atomic_target(path) as target:
         picture.save(target, **options)
 

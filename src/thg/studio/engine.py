@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from thg.adapter import api
+from thg.distribution import versions
 from thg.plans.plan import Plan
 from thg.profiles.profile import Profile
 from thg.studio import plans
@@ -47,7 +48,8 @@ class Engine:
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
         """The plan, and what is to be said about it."""
         run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
-        return plans.make_plan(request.plan, run, self.model.profile), plans.note(request.plan, run, self.model.profile)
+        plan = plans.make_plan(request.plan, run, self.model.profile)
+        return plan, plans.note(request.plan, plan, run, self.model.profile)
 
     def profile_for_page(self, profile: Profile) -> dict[str, Any]:
         """The charts of the profile tab, and the ratio that its slider begins with."""
@@ -65,15 +67,16 @@ class Engine:
         if plain is None:
             plain = self._side("plain", request, None, emit, cancelled)
             self._remember(key, plain)
-        _tell(emit, "plain", plain, remembered)
+        _tell(emit, "plain", plain, self._about(request, plain), remembered)
         hare = self._side("thg", request, plan, emit, cancelled)
-        _tell(emit, "thg", hare, remembered=False)
+        _tell(emit, "thg", hare, self._about(request, hare, plan))
         script = reproduce(self.model, request, drawn["python"], hare.output.kind)
         done = {"psnr": psnr(hare.output, plain.output), "script": script, "note": hare.note}
         if request.fewer_steps:
             steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg has made
-            fewer = self._side("fewer", request.model_copy(update={"steps": steps}), None, emit, cancelled)
-            _tell(emit, "fewer", fewer, remembered=False)
+            shorter = request.model_copy(update={"steps": steps})
+            fewer = self._side("fewer", shorter, None, emit, cancelled)
+            _tell(emit, "fewer", fewer, self._about(shorter, fewer))
             done["psnr_fewer"] = psnr(fewer.output, plain.output)
         emit("done", done)
 
@@ -122,6 +125,22 @@ class Engine:
         seconds = time.perf_counter() - started - previews.seconds
         return Result(Output.of(result, pipe), nfe, seconds, note)
 
+    def _about(self, request: RunRequest, result: Result, plan: Plan | None = None) -> list[dict[str, Any]]:
+        """How each picture of a side was made, for its metadata."""
+        common = {
+            "model": self.model.name,
+            "prompt": request.prompt,
+            "negative_prompt": request.negative_prompt,
+            "scheduler": request.scheduler or self.model.schedulers.own_name,
+            "steps": request.steps,
+            "guidance_scale": request.guidance_scale,
+            "dtype": str(self.model.pipe.dtype).removeprefix("torch."),
+            "nfe": result.nfe,
+            "plan": None if plan is None else plan.to_dict(),
+            "versions": versions(),
+        }
+        return [{**common, "seed": seed} for seed in request.seeds]
+
     def _arguments(self, request: RunRequest) -> dict[str, Any]:
         takes, several = self.model.takes, request.batch > 1
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
@@ -154,7 +173,7 @@ class Engine:
         return {}
 
 
-def _tell(emit: Emit, side: Side, result: Result, remembered: bool) -> None:
+def _tell(emit: Emit, side: Side, result: Result, how: list[dict[str, Any]], remembered: bool = False) -> None:
     emit(
         "side",
         {
@@ -162,6 +181,6 @@ def _tell(emit: Emit, side: Side, result: Result, remembered: bool) -> None:
             "nfe": result.nfe,
             "seconds": result.seconds,
             "remembered": remembered,
-            "items": result.output.for_page(),
+            "items": result.output.for_page(how),
         },
     )

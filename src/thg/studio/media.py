@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,10 +41,11 @@ class Output:
             return cls("video", tuple(_array(video) for video in frames))
         raise THGError(f"{type(pipe).__name__} made neither pictures nor sound nor frames that the studio can show")
 
-    def for_page(self) -> list[dict[str, Any]]:
-        """One entry per seed, with its files in base64."""
+    def for_page(self, how: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+        """One entry per seed, with its files in base64. how: of each picture, for its metadata."""
         if self.kind == "image":
-            return [{"kind": "image", "files": [png(item)]} for item in self.items]
+            pictures = zip(self.items, how, strict=True)
+            return [{"kind": "image", "files": [png(item, about)]} for item, about in pictures]
         if self.kind == "audio":
             return [{"kind": "audio", "files": [wav(item, self.rate)]} for item in self.items]
         return [{"kind": "video", "rate": self.rate, "files": [png(frame) for frame in item]} for item in self.items]
@@ -59,9 +61,9 @@ def psnr(output: Output, reference: Output) -> list[float | None]:
     return values
 
 
-def png(pixels: Array) -> str:
+def png(pixels: Array, how: Mapping[str, object] | None = None) -> str:
     """An array of height x width (x channels) in [0, 1] as a PNG in base64."""
-    return base64.b64encode(media.png_bytes(pixels, compress_level=3)).decode()
+    return base64.b64encode(media.png_bytes(pixels, compress_level=3, how=how)).decode()
 
 
 def wav(samples: Array, rate: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,16 +12,15 @@ import torch
 import thg
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import DENOISERS
-from thg.adapter.schedulers import scheduler_log_snr
+from thg.adapter.response import scheduler_response
+from thg.adapter.schedulers import adds_noise, scheduler_log_snr
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
+from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.guide import Run
-from thg.plans.planners import DEFAULT_NFE
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import shipped_profile
-from thg.studio.specs import DefaultSpec, ProfileSpec
-
-Grid = tuple[tuple[float, ...], tuple[float, ...] | None]
+from thg.studio.specs import DefaultSpec
 
 
 class Model:
@@ -55,38 +55,27 @@ class Model:
         self.call = dict(call or {})
         self.network = fingerprint(pipe)
         self.denoiser = _denoiser(pipe)
-        self.shipped = shipped_profile(self.network)
-        self.profile = profile or self.shipped
+        self.profile = profile or shipped_profile(self.network)
         self.schedulers = Schedulers(pipe.scheduler)
         self.takes = frozenset(inspect.signature(type(pipe).__call__).parameters)
         self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
         if "prompt" not in self.takes:
             raise THGError(f"the studio types prompts, but {type(pipe).__name__} takes none")
-        self._grids: dict[tuple[str | None, int], Grid] = {}
+        self._runs: dict[tuple[str | None, int], Run] = {}
         if profile is not None:  # refused now if it is of another network
             profile.planner(rho=1.0).plan(self.run(None, profile.steps, profile.about.guidance_scale))
 
     def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
         """What is known of a run before it starts; Heun and PNDM call the network more often than `steps`."""
-        if (scheduler, steps) not in self._grids:
-            self._grids[scheduler, steps] = _grid(self.schedulers.make(scheduler), steps)
-        times, log_snr = self._grids[scheduler, steps]
-        order = {time: float(i) for i, time in enumerate(dict.fromkeys(times))}
-        positions = tuple(order[time] for time in times)
-        return Run(len(times), positions, guidance_scale, log_snr, times, self.network)
+        if (scheduler, steps) not in self._runs:
+            self._runs[scheduler, steps] = _known_run(self.schedulers.make(scheduler), steps)
+        return replace(self._runs[scheduler, steps], guidance_scale=guidance_scale, network=self.network)
 
     def negative(self, text: str) -> str | None:
         """The negative prompt to pass on, or None for none; `true_cfg_scale` has no effect without one."""
         if "negative_prompt" not in self.takes:
             return None
         return text or (" " if self.guidance_name == "true_cfg_scale" else None)
-
-    @property
-    def first_plan(self) -> DefaultSpec | ProfileSpec:
-        """The plan that the page begins with: that of `thg.enable(pipe)`."""
-        if self.shipped is not None:
-            return ProfileSpec(kind="profile", nfe=DEFAULT_NFE)
-        return DefaultSpec(kind="default")
 
     def describe(self) -> dict[str, Any]:
         """For the page."""
@@ -100,8 +89,7 @@ class Model:
             "examples": list(self.examples),
             "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,
-            "plan": self.first_plan.model_dump(exclude_none=True),
-            "default_plan": DefaultSpec(kind="default").model_dump(),
+            "default_plan": DefaultSpec(kind="default", error=DEFAULT_ERROR).model_dump(exclude_none=True),
             "profile": self.profile is not None,
             "sized": {"width", "height"} <= self.takes,
         }
@@ -114,18 +102,30 @@ def _denoiser(pipe: Any) -> torch.nn.Module:
     raise THGError(f"the studio does not find the network in {type(pipe).__name__}")
 
 
-def _grid(scheduler: Any, steps: int) -> Grid:
-    """The times of a run, and the log-SNR at each where the scheduler lets it be known."""
+def _known_run(scheduler: Any, steps: int) -> Run:
+    """The calls of a run, and what the scheduler tells of them. The scheduler is not used afterwards."""
     shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     try:
         scheduler.set_timesteps(steps, **shift)
     except (ValueError, IndexError, RuntimeError) as error:
         raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
+    times = tuple(float(time) for time in scheduler.timesteps)
+    order = {time: float(i) for i, time in enumerate(dict.fromkeys(times))}
     try:
         levels: tuple[float, ...] | None = tuple(scheduler_log_snr(scheduler).tolist())
     except THGError:
         levels = None
-    return tuple(float(time) for time in scheduler.timesteps), levels
+    noisy = adds_noise(scheduler)
+    response, reason = scheduler_response(scheduler, list(scheduler.timesteps))
+    return Run(
+        len(times),
+        tuple(order[time] for time in times),
+        log_snr=levels,
+        times=times,
+        response=response,
+        no_response=reason,
+        adds_noise=noisy,
+    )
 
 
 def _usual_guidance(pipe: Any) -> float:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
+from thg.plans.fidelity import evaluations_within, within
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, Fixed, Planner, tapered
+from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.profiles.noise import output_weight
 from thg.profiles.planner import far_from
@@ -26,7 +27,25 @@ def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
     """The plan of a run."""
     if isinstance(spec, PaperSpec):
         return _paper_plan(spec.preset, run)
-    return _planner(spec, run.steps, profile).plan(run)
+    if isinstance(spec, CustomSpec):
+        return _stretched(spec, run.steps)
+    if isinstance(spec, DefaultSpec):
+        return _default_plan(spec, run)
+    if profile is None:
+        raise PlanError("this studio has no profile of its model; start it with --profile, or choose another plan")
+    return _profile_plan(spec, run, profile)
+
+
+def _default_plan(spec: DefaultSpec, run: Run) -> Plan:
+    planner: Planner = within(spec.tolerance) if spec.nfe is None else tapered(spec.nfe)
+    return replace(planner.plan(run), **spec.changes)
+
+
+def _profile_plan(spec: ProfileSpec, run: Run, profile: Profile) -> Plan:
+    """Of a ratio or a budget; a tolerance spends what the default would spend, at the profile's places."""
+    nfe = spec.nfe if spec.error is None else run.steps + evaluations_within(spec.error, run)
+    planner = profile.planner(nfe=nfe, rho=spec.rho)
+    return planner.plan(run) if nfe is None else NearProfile(planner, nfe).plan(run)
 
 
 def _paper_plan(name: str, run: Run) -> Plan:
@@ -40,23 +59,15 @@ def _paper_plan(name: str, run: Run) -> Plan:
         ) from None
 
 
-def note(spec: PlanSpec, run: Run, profile: Profile | None) -> str:
+def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
     """What the reader should know of a plan, or nothing."""
-    if not isinstance(spec, ProfileSpec) or profile is None or not (far := far_from(profile, run)):
-        return ""
-    instead = "the plan is a guess" if spec.nfe is None else "the plan is that of models without a profile"
-    return f"Far from what the profile was measured on ({far}): {instead}."
-
-
-def _planner(spec: DefaultSpec | ProfileSpec | CustomSpec, calls: int, profile: Profile | None) -> Planner:
-    if isinstance(spec, DefaultSpec):
-        return tapered(float(spec.nfe), hare_order=spec.hare_order, corrector=spec.corrector)
-    if isinstance(spec, CustomSpec):
-        return Fixed(_stretched(spec, calls))
-    if profile is None:
-        raise PlanError("this studio has no profile of its model; start it with --profile, or choose another plan")
-    planner = profile.planner(nfe=spec.nfe, rho=spec.rho)
-    return planner if spec.nfe is None else NearProfile(planner, spec.nfe)
+    notes = []
+    if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
+        instead = "the plan is a guess" if spec.rho is not None else "the plan is that of models without a profile"
+        notes.append(f"Far from what the profile was measured on ({far}): {instead}.")
+    if plan.corrector and run.response is None:
+        notes.append(f"Without the corrector: {run.no_response}.")
+    return " ".join(notes)
 
 
 def _stretched(spec: CustomSpec, calls: int) -> Plan:
@@ -71,10 +82,10 @@ def _stretched(spec: CustomSpec, calls: int) -> Plan:
 
 def as_python(spec: PlanSpec, plan: Plan) -> str:
     """The second argument of `thg.enable` that gives this plan."""
-    if isinstance(spec, DefaultSpec):
-        options = "" if spec.hare_order == 2 else ", hare_order=1"
-        options += "" if spec.corrector == DEFAULT_CORRECTOR else f", corrector={spec.corrector:g}"
-        return f"thg.tapered({float(spec.nfe)}{options})"
+    if isinstance(spec, DefaultSpec) and spec.nfe is not None:
+        return f"thg.tapered({spec.nfe}{''.join(f', {name}={value:g}' for name, value in spec.changes.items())})"
+    if isinstance(spec, DefaultSpec) and not spec.changes:
+        return f"thg.within({spec.tolerance:g})"
     if isinstance(spec, PaperSpec):
         return repr(spec.preset)
     return f"thg.{plan!r}"
@@ -91,7 +102,15 @@ def for_page(spec: PlanSpec, plan: Plan) -> dict[str, Any]:
         "cfg_nfe": plan.cfg_nfe,
         "speedup": round(plan.speedup, 4),
         "python": as_python(spec, plan),
+        "error": _tolerance(spec),
     }
+
+
+def _tolerance(spec: PlanSpec) -> float | None:
+    """How far the plan's result may be from plain CFG's, if that is what it was made for."""
+    if isinstance(spec, DefaultSpec):
+        return None if spec.nfe is not None else spec.tolerance
+    return spec.error if isinstance(spec, ProfileSpec) else None
 
 
 def paper_presets() -> list[dict[str, Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE
+from thg.plans.fidelity import DEFAULT_ERROR
 
 MAX_PROMPT = 1000
 MAX_STEPS = 150
@@ -17,6 +17,7 @@ MAX_SEED = 2**32 - 1
 MAX_CALLS = 2 * MAX_STEPS  # Heun calls the network twice a step
 
 Share = Annotated[float, Field(gt=0.5, le=1.0)]
+Tolerance = Annotated[float, Field(gt=0, lt=1)]
 Order = Literal[1, 2]
 
 
@@ -27,12 +28,30 @@ class Strict(BaseModel):
 
 
 class DefaultSpec(Strict):
-    """The default grid, with this share of plain CFG's evaluations."""
+    """The default grid, for a distance to plain CFG, or for a share of its evaluations."""
 
     kind: Literal["default"]
-    nfe: Share = DEFAULT_NFE
-    hare_order: Order = 2
-    corrector: float = Field(default=DEFAULT_CORRECTOR, ge=0, le=1)
+    error: Tolerance | None = None
+    nfe: Share | None = None
+    hare_order: Order | None = None
+    corrector: float | None = Field(default=None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _one_at_most(self) -> DefaultSpec:
+        if self.error is not None and self.nfe is not None:
+            raise ValueError("the default plan takes either error or nfe")
+        return self
+
+    @property
+    def tolerance(self) -> float:
+        """The distance that is asked for, where no budget is."""
+        return DEFAULT_ERROR if self.error is None else self.error
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What is to be another than in the default plan."""
+        given = {"hare_order": self.hare_order, "corrector": self.corrector}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class PaperSpec(Strict):
@@ -43,16 +62,17 @@ class PaperSpec(Strict):
 
 
 class ProfileSpec(Strict):
-    """The grid that the profile of the model gives for an error ratio, or for a budget."""
+    """The grid that the profile of the model gives for an error ratio, a budget, or the default's evaluations."""
 
     kind: Literal["profile"]
     rho: float | None = Field(default=None, gt=0, le=100)
     nfe: Share | None = None
+    error: Tolerance | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> ProfileSpec:
-        if (self.rho is None) == (self.nfe is None):
-            raise ValueError("a profile's plan takes either rho or nfe, and one of them")
+    def _exactly_one(self) -> ProfileSpec:
+        if [self.rho, self.nfe, self.error].count(None) != 2:
+            raise ValueError("a profile's plan takes one of error, nfe and rho")
         return self
 
 

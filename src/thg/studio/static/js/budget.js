@@ -12,8 +12,13 @@ export function fillRange(input) {
   input.style.setProperty("--fill", `${100 * share}%`);
 }
 
+// The slider's scale: how far the result may be from plain CFG's, from 10 % to 0.01 %, logarithmic.
+const errorAt = (position) => Number((10 ** (-1 - (3 * position) / 100)).toPrecision(2));
+const positionOf = (error) => Math.round((100 * (-1 - Math.log10(error))) / 3);
+export const percent = (error) => `${Number((100 * error).toPrecision(2))} %`;
+
 export class Budget {
-  // `moved(share)` when the slider moves, `edited(coarse)` when the strip is edited, `drawn(plan)` when a plan is there.
+  // `moved(error)` when the slider moves, `edited(coarse)` when the strip is edited, `drawn(plan)` when a plan is there.
   constructor({ moved, edited, drawn }) {
     this.plan = null;
     this.drawn = drawn;
@@ -21,9 +26,13 @@ export class Budget {
     this.slider = $("budget");
     this.slider.addEventListener("input", () => {
       fillRange(this.slider);
-      moved(this.slider.value / 100);
+      moved(this.error);
     });
     fillRange(this.slider);
+  }
+
+  get error() {
+    return errorAt(this.slider.value);
   }
 
   // Asks for the plan of these settings; only the latest question counts.
@@ -53,11 +62,14 @@ export class Budget {
     $("cfg-nfe").textContent = `of ${plan.cfg_nfe}`;
     $("saved").textContent = `${Math.round(100 * (1 - plan.nfe / plan.cfg_nfe))} %`;
     $("speedup").textContent = times(plan.speedup);
-    if (document.activeElement !== this.slider) {
-      this.slider.value = Math.round((100 * plan.nfe) / plan.cfg_nfe);
+    if (plan.error && document.activeElement !== this.slider) {
+      this.slider.value = positionOf(plan.error);
       fillRange(this.slider);
     }
-    this.slider.setAttribute("aria-valuetext", `${plan.nfe} of ${plan.cfg_nfe} evaluations`);
+    const cost = `${plan.nfe} of ${plan.cfg_nfe} evaluations`;
+    $("fidelity").textContent = plan.error ? percent(plan.error) : "–";
+    $("cost").textContent = cost;
+    this.slider.setAttribute("aria-valuetext", plan.error ? `within ${percent(plan.error)}, ${cost}` : cost);
     this.strip.draw(plan);
   }
 }

@@ -9,7 +9,7 @@ const setRadio = (name, value) => {
 const number = (id) => ($(id).value === "" ? null : Number($(id).value));
 
 const HINTS = {
-  default: "Densest at both ends, sized by the budget.",
+  default: "As many evaluations as the fidelity needs.",
   profile: "Chosen from what was measured on this model.",
   custom: "Your own grid: edit the steps on the strip.",
 };
@@ -120,16 +120,15 @@ export class Form {
     if (plan.kind === "paper") $("preset").value = plan.preset;
     const ordered = plan.kind === "default" || plan.kind === "custom";
     for (const input of document.querySelectorAll('input[name="order"]')) input.disabled = !ordered;
-    if (ordered) setRadio("order", plan.hare_order ?? 2);
     $("corrector").disabled = !ordered;
-    $("corrector").value = (ordered && plan.corrector) || 0;
     for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
-    if (plan.kind !== "custom") $("cutoff").value = "";
-    $("boost").value = (plan.kind === "custom" && plan.boost) || 1;
   }
 
-  // A custom grid may have been drawn for another number of steps: its end of guidance is that of the drawn plan.
-  showDrawn(drawn) {
-    if (this.settings.plan.kind === "custom") $("cutoff").value = drawn.cutoff < drawn.calls ? drawn.cutoff : "";
+  // What the planner has chosen: the settings say only what differs from it.
+  showDrawn({ plan, cutoff, calls }) {
+    setRadio("order", plan.hare_order);
+    $("corrector").value = plan.corrector;
+    $("boost").value = plan.boost;
+    $("cutoff").value = cutoff < calls ? cutoff : "";
   }
 }

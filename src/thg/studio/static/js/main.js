@@ -22,7 +22,7 @@ class Page {
     this.downloads = new Downloads(toast);
     this.history = new History((result) => this.recall(result));
     this.budget = new Budget({
-      moved: (share) => this.slide(share),
+      moved: (error) => this.slide(error),
       edited: (coarse) => this.edit(coarse),
       drawn: (plan) => this.planned(plan),
     });
@@ -52,9 +52,9 @@ class Page {
 
   choosePlan(kind) {
     const plan = this.budget.plan;
-    const share = $("budget").value / 100;
-    if (kind === "default") this.settings.plan = { ...this.model.default_plan, nfe: share };
-    if (kind === "profile") this.settings.plan = { kind, nfe: share };
+    const { error } = this.budget;
+    if (kind === "default") this.settings.plan = { ...this.model.default_plan, error };
+    if (kind === "profile") this.settings.plan = { kind, error };
     if (kind === "custom") this.settings.plan = { kind, ...(plan ? gridOf(plan) : { of: this.settings.steps, coarse: [0], hare_order: 2 }) };
     if (kind === "paper") {
       this.settings.plan = { kind, preset: this.form.preset.name };
@@ -64,10 +64,9 @@ class Page {
     this.form.showPlan();
   }
 
-  slide(share) {
-    const { plan } = this.settings;
-    const { hare_order, corrector } = { ...this.model.default_plan, ...plan };
-    this.settings.plan = plan.kind === "profile" ? { kind: "profile", nfe: share } : { kind: "default", nfe: share, hare_order, corrector };
+  slide(error) {
+    const { kind, hare_order, corrector } = this.settings.plan;
+    this.settings.plan = kind === "profile" ? { kind, error } : { kind: "default", error, ...(kind === "default" && { hare_order, corrector }) };
     this.form.showPlan();
     this.linked();
     this.replan();

@@ -11,15 +11,15 @@ const startingFrom = (model) => ({
   width: null,
   height: null,
   fewer_steps: false,
-  plan: model.plan,
+  plan: model.default_plan,
 });
 
 const WHOLE = ["seed", "batch", "steps", "width", "height"];
 const TEXT = ["prompt", "negative_prompt", "scheduler"];
 const PLAN = {
-  default: ["nfe", "hare_order", "corrector"],
+  default: ["error", "nfe", "hare_order", "corrector"],
   paper: ["preset"],
-  profile: ["rho", "nfe"],
+  profile: ["rho", "nfe", "error"],
   custom: ["of", "coarse", "cutoff", "boost", "hare_order", "corrector"],
 };
 
@@ -50,6 +50,7 @@ export function fromLink(hash, model) {
   const kind = link.get("plan");
   if (!(kind in PLAN)) return settings;
   const plan = kind === "default" ? { ...model.default_plan } : { kind };
+  if (kind === "default" && link.has("nfe")) delete plan.error; // a plan that is sized by its evaluations
   for (const name of PLAN[kind]) {
     if (!link.has(name)) continue;
     const text = link.get(name);
@@ -59,7 +60,7 @@ export function fromLink(hash, model) {
   }
   if (kind === "custom" && !plan.coarse?.every(Number.isInteger)) return settings;
   if (kind === "paper" && !plan.preset) return settings;
-  if (kind === "profile" && (plan.rho === undefined) === (plan.nfe === undefined)) return settings;
+  if (kind === "profile" && [plan.rho, plan.nfe, plan.error].filter((value) => value !== undefined).length !== 1) return settings;
   settings.plan = plan;
   return settings;
 }
