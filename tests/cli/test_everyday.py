@@ -186,6 +186,18 @@ def test_files_have_the_mode_of_the_umask(here, capsys):
     assert {oct(stat.S_IMODE(path.stat().st_mode)) for path in written} == {"0o640"}
 
 
+@pytest.mark.parametrize("scheduler", ["euler-a", "dpm2-a", "dpm-sde"])
+def test_schedulers_that_add_noise(here, folder, capsys, scheduler):
+    words = ["generate", "a bag", "--model", str(folder), "--scheduler", scheduler, "--steps", "20", "--force"]
+    assert main(words) == 0
+    assert "adds noise" in capsys.readouterr().out  # the note on the corrector
+    first = pixels("out.png")
+    assert main(words) == 0
+    assert (pixels("out.png") == first).all()  # the noise is of the seed
+    assert main([*words, "--seed", "1"]) == 0
+    assert (pixels("out.png") != first).any()
+
+
 # -- compare
 
 

@@ -13,14 +13,14 @@ from PIL import Image
 import thg
 from tests.studio.conftest import command_model, serve
 from tests.studio.wishes import finished, plan_wish, run_wish
-from thg.adapter.scheduler_table import SCHEDULERS
+from thg.adapter.scheduler_table import OFFERED
 from thg.models import DEFAULT_CALL, shipped_path
 from thg.models.schedulers import offered
 from thg.studio.engine import Engine
 
 
 def deterministic(flow: bool) -> list[str]:
-    return [name for name in offered(flow) if not SCHEDULERS[name].adds_noise]
+    return [name for name in offered(flow) if not OFFERED[name].adds_noise]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ class Kind:
     grid: how its noise levels are held, if they can be read exactly. method: the solver of the core that takes the
         same steps, if there is one.
     instead: for one that adds fresh noise at every step, its nearest relative that does not.
+    settings: of a variant: what it is configured with, beside the settings of the model.
     linear: linear in the network's outputs unless it clips or thresholds. One that adds noise counts as not linear.
     """
 
@@ -37,6 +38,12 @@ class Kind:
     grid: Grid | None = None
     method: Method | None = None
     instead: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Tells variants of a class apart."""
+        return f"{self.name}:{self.option}" if self.settings else self.name
 
     @property
     def adds_noise(self) -> bool:
@@ -62,6 +69,14 @@ _ROWS = (
     Kind("FlowMatchHeunDiscreteScheduler", "Heun (flow)", "flow-heun", 2, FLOW),
     Kind("EulerAncestralDiscreteScheduler", "Euler a", "euler-a", instead="EulerDiscreteScheduler"),
     Kind("KDPM2AncestralDiscreteScheduler", "DPM2 a", "dpm2-a", 2, instead="DPMSolverMultistepScheduler"),
+    Kind(
+        "DPMSolverMultistepScheduler",
+        "DPM++ 2M SDE",
+        "dpm-sde",
+        order=2,
+        instead="DPMSolverMultistepScheduler",
+        settings=(("algorithm_type", "sde-dpmsolver++"),),
+    ),
     Kind("DDPMScheduler", "DDPM", "ddpm", instead="DDIMScheduler"),
     Kind("DPMSolverSDEScheduler", "DPM++ SDE", order=2, instead="DPMSolverMultistepScheduler"),
     Kind("SASolverScheduler", "SA-Solver", order=2, instead="UniPCMultistepScheduler"),
@@ -69,7 +84,9 @@ _ROWS = (
     Kind("TCDScheduler", "TCD", instead="DDIMScheduler"),
     Kind("FlowMatchLCMScheduler", "LCM (flow)", predicts=FLOW, instead="FlowMatchEulerDiscreteScheduler"),
 )
-SCHEDULERS = {row.name: row for row in _ROWS}
+SCHEDULERS = {row.name: row for row in _ROWS if not row.settings}
+OFFERED = {row.key: row for row in _ROWS if row.option}
+"""The schedulers that commands and studio offer."""
 
 
 def kind_of(scheduler: Any) -> Kind | None:
@@ -99,10 +116,10 @@ def order_of(scheduler: Any) -> int:
 
 def options() -> list[str]:
     """The names of schedulers on the command line."""
-    return sorted(row.option for row in _ROWS if row.option)
+    return sorted(row.option for row in OFFERED.values())
 
 
 def by_option(option: str, flow: bool) -> Kind:
     """The scheduler of this name on the command line, for a model that predicts a flow or for any other."""
-    rows = {row.option: row for row in _ROWS if row.option}
+    rows = {row.option: row for row in OFFERED.values()}
     return rows.get(f"flow-{option}", rows[option]) if flow else rows[option]

@@ -134,4 +134,4 @@ def _check_device(device: str) -> None:
 
 def _scheduler(name: str, pipe: Any) -> Any:
     schedulers = Schedulers(pipe.scheduler)
-    return schedulers.make(by_option(name, schedulers.flow).name)
+    return schedulers.make(by_option(name, schedulers.flow).key)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from thg.adapter.scheduler_table import SCHEDULERS
+from thg.adapter.scheduler_table import OFFERED
 from thg.errors import THGError
 
 NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with the size of the picture
 
 
 def offered(flow: bool) -> dict[str, str]:
-    """Class name and label of the schedulers for a model that predicts a flow, or for any other."""
+    """Key and label of the schedulers for a model that predicts a flow, or for any other."""
     kind = "flow" if flow else "epsilon"
-    return {row.name: row.label for row in SCHEDULERS.values() if row.option and kind in row.predicts}
+    return {key: row.label for key, row in OFFERED.items() if kind in row.predicts}
 
 
 class Schedulers:
-    """Those of one model. own: the one that it came with; labels: class name and label of each, its own first."""
+    """Those of one model. own: the one that it came with; labels: key and label of each, its own first.
+
+    A key is the name of a class, or of a variant of it in the table of schedulers.
+    """
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -31,40 +34,43 @@ class Schedulers:
         fitting = {name: label for name, label in labels.items() if self._fits(name)}
         self.labels = {self.own_name: labels.get(self.own_name, self.own_name.removesuffix("Scheduler"))} | fitting
 
-    def _fits(self, name: str) -> bool:
+    def _fits(self, key: str) -> bool:
+        name = OFFERED[key].name
         if self.flow:
             return name not in NO_MU or not self.own.config.get("use_dynamic_shifting")
         return name in {cls.__name__ for cls in self.own.compatibles}
 
-    def make(self, name: str | None) -> Any:
-        """A fresh scheduler of this class with the model's settings; None is the model's own class."""
-        if name is None or name == self.own_name:
+    def make(self, key: str | None) -> Any:
+        """A fresh scheduler of this kind with the model's settings; None is the model's own class."""
+        if key is None or key == self.own_name:
             return type(self.own).from_config(self.own.config)
-        if name not in self.labels:
+        if key not in self.labels:
             kind = "a flow" if self.flow else "noise"
             raise THGError(
-                f"the scheduler {name!r} does not fit this model, which predicts {kind}; these do: "
+                f"the scheduler {key!r} does not fit this model, which predicts {kind}; these do: "
                 f"{', '.join(self.labels)}"
             )
         import diffusers
 
-        return getattr(diffusers, name).from_config(self.own.config, **self._options(name))
+        return getattr(diffusers, OFFERED[key].name).from_config(self.own.config, **self._options(key))
 
-    def _options(self, name: str) -> dict[str, Any]:
+    def _options(self, key: str) -> dict[str, Any]:
         """What the settings of the model's own scheduler do not say to one of another family."""
+        settings: dict[str, Any] = dict(OFFERED[key].settings)
         if not self.flow:
-            return {}
+            return settings
         config = self.own.config
         shift = config.get("shift") or config.get("flow_shift") or 1.0
-        if name.startswith("FlowMatch"):
+        if key.startswith("FlowMatch"):
             return {"shift": shift}
-        return {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": shift}
+        return {**settings, "use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": shift}
 
-    def source(self, name: str | None) -> list[str]:
+    def source(self, key: str | None) -> list[str]:
         """The lines of Python that put this scheduler into `pipe`; none for its own."""
-        if name is None or name == self.own_name:
+        if key is None or key == self.own_name:
             return []
-        options = "".join(f", {key}={value!r}" for key, value in self._options(name).items())
+        name = OFFERED[key].name
+        options = "".join(f", {option}={value!r}" for option, value in self._options(key).items())
         return [
             f"from diffusers import {name}",
             f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{options})",

@@ -13,7 +13,8 @@ import thg
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import DENOISERS
 from thg.adapter.response import scheduler_response
-from thg.adapter.schedulers import adds_noise, scheduler_log_snr
+from thg.adapter.scheduler_table import adds_noise
+from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
 from thg.plans.fidelity import DEFAULT_ERROR
