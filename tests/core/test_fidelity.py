@@ -1,42 +1,45 @@
 """The dial: evaluations for a tolerance, and where they go."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import balanced, evaluations_within, spread
+from thg.plans.fidelity import balanced, evaluations_within, spread, with_last
 from thg.plans.guide import Run
 from thg.plans.planners import guide_maker
+from thg.plans.response import Response
 
 
-def flow_run(steps: int, shift: float) -> Run:
-    share = np.linspace(1, 1 / steps, steps)
-    share = shift * share / (1 + (shift - 1) * share)
-    with np.errstate(divide="ignore"):
-        log_snr = 2 * np.log((1 - share) / share)
-    return Run(steps, tuple(map(float, range(steps))), 4.0, log_snr=tuple(log_snr.tolist()))
+def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> Run:
+    """A run of the Euler scheduler of flow models. last: the noise level before the last step, if not one step's."""
+    sigmas = np.linspace(1, 1 / steps, steps)
+    sigmas = np.append(shift * sigmas / (1 + (shift - 1) * sigmas), 0.0)
+    sigmas[-2] = last or sigmas[-2]
+    return replace(Run.of(steps, w), response=Response.from_final(np.diff(sigmas).tolist()))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 10, 20, 28, 50, 100, 1000])
 @pytest.mark.parametrize("w", [None, 0.5, 1.0, 3.0, 5.0, 7.5, 30.0])
 def test_every_run_gets_a_plan_that_evaluates_its_ends(steps, w):
     for error in (1e-6, 0.001, 0.01, 0.1, 0.9):
-        plan = thg.within(error).plan(Run.of(steps, w))
-        assert plan.steps == steps
-        assert plan.coarse[0] == 0
-        assert plan.coarse[-1] == steps - 1
-        assert plan.evaluations == min(steps, evaluations_within(error, Run.of(steps, w)))
+        for run in (Run.of(steps, w), flow_run(steps, w=w)):
+            plan = thg.within(error).plan(run)
+            assert plan.steps == steps
+            assert plan.coarse[0] == 0
+            assert plan.coarse[-1] == steps - 1
+            assert plan.evaluations == evaluations_within(error, run)
 
 
 def test_the_steps_hardly_change_the_number_of_evaluations_and_the_tolerance_does():
-    counts = [evaluations_within(0.01, Run.of(steps, 5.0)) for steps in (20, 28, 50, 100, 1000)]
+    counts = [evaluations_within(0.01, flow_run(steps)) for steps in (20, 28, 50, 100, 1000)]
     assert counts == sorted(counts)
     assert counts[-1] - counts[0] <= 3
-    finer = [evaluations_within(error, Run.of(1000, 5.0)) for error in (0.1, 0.03, 0.01, 0.003, 0.001)]
+    finer = [evaluations_within(error, flow_run(1000)) for error in (0.1, 0.03, 0.01, 0.003, 0.001)]
     assert finer == sorted(set(finer))
-    scales = [evaluations_within(0.01, Run.of(50, w)) for w in (2.0, 5.0, 10.0)]
+    scales = [evaluations_within(0.01, flow_run(50, w=w)) for w in (2.0, 5.0, 10.0)]
     assert scales == sorted(set(scales))
 
 
@@ -45,25 +48,28 @@ def test_a_tolerance_of_almost_nothing_is_plain_guidance():
 
 
 def test_grids_have_the_density_asked_for():
-    assert spread(np.ones(11), 6) == (0, 2, 4, 6, 8, 10)
-    assert spread(np.ones(4), 1) == (0,)
-    at_the_start = spread(np.linspace(3, 1, 60), 12)
-    leaps = [b - a for a, b in pairwise(at_the_start)]
+    assert spread(np.ones(12), 6) == (0, 2, 4, 6, 8, 10)
+    assert with_last(np.ones(11), 6) == (0, 2, 4, 6, 8, 10)
+    assert spread(np.ones(4), 1) == with_last(np.ones(4), 1) == (0,)
+    leaps = [b - a for a, b in pairwise(spread(np.linspace(3, 1, 60), 12))]
     assert leaps[0] < leaps[-1]
-    assert spread(np.array([1e-9] * 9 + [1.0]), 6) == (0, 5, 6, 7, 8, 9)  # distinct, whatever the density
+    assert spread(np.array([1e-9] * 9 + [1.0]), 3) == (0, 8, 9)  # distinct, whatever the density
 
 
-def test_uneven_noise_levels_move_the_grid():
+def test_uneven_steps_move_the_grid():
     """With shift 3 most of the way is made at the end of the run, so leaps are shorter there than with even steps."""
     even, shifted = (balanced(flow_run(50, shift), 14) for shift in (1.0, 3.0))
     assert sum(i >= 25 for i in shifted) > sum(i >= 25 for i in even)
-    assert balanced(Run.of(50), 14)[-1] == 49
 
 
-def test_noise_is_met_with_an_even_grid_and_more_evaluations():
-    quiet, noisy = Run.of(50, 5.0), Run(50, tuple(map(float, range(50))), 5.0, adds_noise=True)
-    plan = thg.within().plan(noisy)
-    assert plan.evaluations > thg.within().plan(quiet).evaluations
+def test_a_last_step_that_hardly_moves_the_state_is_not_worth_an_evaluation():
+    assert balanced(flow_run(50), 14)[-1] == 49
+    assert balanced(flow_run(50, last=0.001), 14)[-1] < 49
+
+
+def test_without_a_corrector_the_grid_is_even_and_has_more_evaluations():
+    plan = thg.within().plan(Run.of(50, 5.0))
+    assert plan.evaluations > thg.within().plan(flow_run(50)).evaluations
     leaps = [b - a for a, b in pairwise(plan.coarse)]
     assert max(leaps) - min(leaps) <= 1
 

@@ -100,3 +100,19 @@ def test_nothing_is_predicted_or_corrected_across_a_gap():
     assert guide.observe(5, (), (torch.tensor([7.0]),)) is None
     assert not guide.evaluates(6)
     assert guide.predict(6, ()) == (torch.tensor([7.0]),)  # held: the terms before the gap give no slope
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.6, 1.0])
+def test_whatever_slope_was_used_the_corrector_takes_back_what_it_missed(slope):
+    """Parabolic terms: with three evaluations the corrector knows them exactly, so the state is plain CFG's."""
+    weights = [0.5, 1.0, 1.5, 1.0, 0.5, 2.0, 1.0, 1.0, 0.7]
+    terms = [3.0 - 2.0 * k + 0.5 * k * k for k in range(9)]
+    run = replace(Run.of(9), response=Response.from_final(weights))
+    guide = HareGuide(Plan(9, (0, 1, 4, 8), corrector=1.0, slope=slope), run)
+    used = []
+    for k, d in enumerate(terms):
+        given = (torch.tensor([d], dtype=torch.float64),)
+        used.append(float(((guide.observe(k, (), given) or given) if guide.evaluates(k) else guide.predict(k, ()))[0]))
+    assert used[2] == pytest.approx(terms[1] + slope * (terms[1] - terms[0]))
+    total = sum(w * d for w, d in zip(weights, terms, strict=True))
+    assert sum(w * d for w, d in zip(weights, used, strict=True)) == pytest.approx(total)

@@ -48,23 +48,23 @@ def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
     if len(times) > LONGEST:
         return f"a run of {len(times)} network calls is too long for it"
     try:
-        states = _pass(scheduler, times)
+        states, scales = _pass(scheduler, times)
     except Exception as error:
         return f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
-    found = Response.measured(states.numpy())
+    found = Response.measured(states.numpy(), scales.numpy())
     return f"{name} {found}" if isinstance(found, str) else found
 
 
-def _pass(scheduler: Any, times: Sequence[Tensor]) -> Tensor:
-    """The states after each call, one row each."""
+def _pass(scheduler: Any, times: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The states after each call, one row each, and what the network sees of the state before each call."""
     count = len(times)
     outputs = torch.from_numpy(probe(count))
     state = torch.zeros(1, 1, count + 2, dtype=torch.float64)  # some schedulers look for a channel dimension
-    rows = []
+    rows, scales = [], torch.ones(count, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for time, output in zip(times, outputs, strict=True):
+        for call, (time, output) in enumerate(zip(times, outputs, strict=True)):
             if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some insist on it
-                scheduler.scale_model_input(state, time)
+                scales[call] = scheduler.scale_model_input(torch.ones_like(state), time).flatten()[0]
             (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
             rows.append(state.flatten().double())
-    return torch.stack(rows)
+    return torch.stack(rows), scales

@@ -110,6 +110,7 @@ class PipelineRun:
             finite=all(section.is_finite() for section in self.sections),
             sections=len(self.sections),
             caches=tuple(dict.fromkeys(name for section in self.sections for name in section.cache_names)),
+            estimated_error=None if not guided or guided[-1].error is None else tuple(guided[-1].error.tolist()),
         )
 
     def _note_on_calls(self) -> str:

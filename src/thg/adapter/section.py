@@ -19,7 +19,7 @@ from thg.adapter.rows import tensors_of
 from thg.adapter.scheduler_table import adds_noise, order_of
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.plans.guide import Guide, GuideMaker, Run
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
 
 
@@ -38,6 +38,7 @@ class Section:
         self.plain_evaluations: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
         self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
+        self.error: Tensor | None = None  # how far this pass is from plain CFG, as its guide estimates it, per sample
         # the network call under way
         self.loop_time: Any = None
         self.time: Any = None
@@ -110,6 +111,8 @@ class Section:
         """The last call of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
         flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
         self.is_finite = functools.partial(all, flags)
+        if isinstance(self.guide, HareGuide):
+            self.error = self.guide.estimated_error(call.sample)
 
     def release(self) -> None:
         """Drops what holds tensors, and keeps what the summary needs."""

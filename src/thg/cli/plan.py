@@ -15,6 +15,7 @@ from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS, Plan
 from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, Planner, tapered
 from thg.plans.presets import PRESETS, preset
+from thg.plans.response import Response
 from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
@@ -127,10 +128,15 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
         )
         return planner.plan(_run_of(profile, args))
     if args.what is None:
-        plan = _without_profile(args).plan(Run.of(args.steps or 50, args.guidance_scale))
+        plan = _without_profile(args).plan(_plain_run(args.steps or 50, args.guidance_scale))
         given = {"hare_order": args.hare_order, "corrector": args.corrector}
         return replace(plan, **{name: value for name, value in given.items() if value is not None})
     return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
+
+
+def _plain_run(steps: int, guidance_scale: float | None) -> Run:
+    """A run with a first-order scheduler whose steps are even."""
+    return replace(Run.of(steps, guidance_scale), response=Response.from_final([1 / steps] * steps))
 
 
 def _without_profile(args: argparse.Namespace) -> Planner:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thg.plans import hare
+from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from thg.plans.plan import Plan
 from thg.plans.response import Response
 
@@ -135,7 +136,8 @@ class HareGuide:
     def __init__(self, plan: Plan, run: Run) -> None:
         self.plan = plan
         self._at = run.positions
-        self._response = run.response if plan.corrector else None
+        self._run = run
+        self._estimate = None if run.guidance_scale is None else Estimate(_share(plan, run, run.guidance_scale))
         self._positions: deque[float] = deque(maxlen=hare.MEMORY)
         self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
         self._last_step = -1  # the last step with guidance
@@ -152,8 +154,8 @@ class HareGuide:
         position = self._at[step]
         if self._last_step < step - 1:  # guidance was off in between: the terms before the gap predict nothing
             self._forget()
-        elif self._response is not None and step - self._evaluated_at > 1:
-            self._correct(self._response, step, term)
+        elif step - self._evaluated_at > 1:
+            self._judge(step, term)
         self._last_step = self._evaluated_at = step
         if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
             self._positions.pop()
@@ -171,7 +173,7 @@ class HareGuide:
             return None
         self._last_step = step
         terms = tuple(
-            hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order)
+            hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order, self.plan.slope)
             for history in zip(*self._terms, strict=True)
         )
         return self._corrected(step, _scaled(terms, self.plan.boost_at(step)))  # d <- b d
@@ -181,29 +183,56 @@ class HareGuide:
         self._terms.clear()
         self._corrections.clear()
 
-    # -- the corrector
+    # -- what a fresh term says about the leap before it
 
-    def _correct(self, response: Response, step: int, term: Term) -> None:
-        """The leap that ends at this step should have used more than it did: that is owed to the steps from here on.
+    def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
+        """How far this run ends from plain CFG, per row, over the norm of the state (`sample`, as the network sees it).
 
-        It ran on the polynomial through the last `hare_order` terms. The one through the fresh term, too, differs from
-        it at each step k by D * prod(x_k - x_m), with D the divided difference of all of them (Newton's form).
+        None where nothing can be said: the guidance scale is not known, or there was no leap.
+        """
+        return None if self._estimate is None else self._estimate.relative_to(sample)
+
+    def _judge(self, step: int, term: Term) -> None:
+        """The leap that ends at this step should have used more than it did: that is owed to the steps from here on."""
+        start, response = self._evaluated_at, self._run.response
+        if self._positions[-1] == self._at[step]:
+            return  # a second call at the time of the last evaluation tells nothing of the leap
+        if response is None:
+            if self._estimate is not None:
+                self._estimate.add(_scaled(self._surprise(step, term), _way(self._run, start, step)))
+            return
+        missed = self._missed(start, step, term)
+        if self._estimate is not None:
+            self._estimate.add(_sum([_scaled(d, response.seen(start, amounts)) for d, amounts in missed]))
+        if self.plan.corrector:
+            for direction, amounts in missed:
+                gains = response.corrections(start, [self.plan.corrector * amount for amount in amounts])
+                self._corrections.append(Correction(direction, step, gains))
+
+    def _missed(self, start: int, step: int, term: Term) -> list[tuple[Term, list[float]]]:
+        """Directions, and the amount of each that the calls from `start` to this step should have used in addition.
+
+        The leap ran on the polynomial through the last `hare_order` terms. The one through the fresh term, too, differs
+        from it at each step k by D * prod(x_k - x_m), with D the divided difference of all of them (Newton's form). A
+        damped slope misses the rest of the slope besides.
         """
         order = self.plan.hare_order
         nodes, terms = (*self._positions, self._at[step])[-1 - order :], (*self._terms, term)[-1 - order :]
-        if len(set(nodes)) < len(nodes):
-            return  # a second call at the time of the last evaluation tells nothing of the leap
-        shares = [1 / math.prod(own - other for other in nodes if other != own) for own in nodes]
-        direction = tuple(
-            functools.reduce(torch.add, (share * part for share, part in zip(shares, parts, strict=True)))
-            for parts in zip(*terms, strict=True)
+        calls = [(self.plan.boost_at(k), self._at[k]) for k in range(start, step)]
+        newton = [boost * math.prod(x - other for other in nodes[:-1]) for boost, x in calls]
+        missed = [(_divided_difference(nodes, terms), newton)]
+        if len(nodes) == 3 and self.plan.slope < 1:
+            rest = [boost * (1 - self.plan.slope) * (x - nodes[-2]) for boost, x in calls]
+            missed.append((_divided_difference(nodes[:-1], terms[:-1]), rest))
+        return missed
+
+    def _surprise(self, step: int, term: Term) -> Term:
+        """The fresh term less what would have been predicted for it."""
+        order, slope = self.plan.hare_order, self.plan.slope
+        history = zip(term, zip(*self._terms, strict=True), strict=True)
+        return tuple(
+            d - hare.predict(tuple(self._positions), known, self._at[step], order, slope) for d, known in history
         )
-        start = self._evaluated_at
-        amounts = [
-            self.plan.corrector * self.plan.boost_at(k) * math.prod(self._at[k] - other for other in nodes[:-1])
-            for k in range(start, step)
-        ]
-        self._corrections.append(Correction(direction, step, response.corrections(start, amounts)))
 
     def _corrected(self, step: int, term: Term) -> Term:
         """The term with what is owed to this step; what has been paid is forgotten."""
@@ -216,3 +245,25 @@ class HareGuide:
 
 def _scaled(term: Term, factor: float) -> Term:
     return term if factor == 1.0 else tuple(part * factor for part in term)
+
+
+def _divided_difference(nodes: Sequence[float], terms: Sequence[Term]) -> Term:
+    shares = [1 / math.prod(own - other for other in nodes if other != own) for own in nodes]
+    return _sum([_scaled(term, share) for share, term in zip(shares, terms, strict=True)])
+
+
+def _sum(terms: Sequence[Term]) -> Term:
+    return tuple(functools.reduce(torch.add, parts) for parts in zip(*terms, strict=True))
+
+
+def _share(plan: Plan, run: Run, guidance_scale: float) -> float:
+    share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
+    return share * abs(guidance_scale - 1)
+
+
+def _way(run: Run, start: int, step: int) -> float:
+    """The way of a leap without a response: in noise levels, or as a share of the steps."""
+    if run.log_snr is None:
+        return (step - start) / run.steps
+    first, last = (1 / (1 + math.exp(min(run.log_snr[k], 80.0) / 2)) for k in (start, step))
+    return abs(first - last)

@@ -40,6 +40,7 @@ class Plan:
         hare_order: 1 holds the term over a leap (the paper), 2 extrapolates it from the last two evaluations.
         corrector: 0 is off. In (0, 1]: when a fresh term arrives, this share of the error that the leap before it has
             made is taken back. It costs no evaluation and works where scheduler and guidance are linear.
+        slope: the share of the extrapolated slope that hare_order=2 uses: 1 is the straight line, 0 holds the term.
     """
 
     steps: int
@@ -49,6 +50,7 @@ class Plan:
     hare_order: int = 2
     corrector: float = 0.0
     start: int = 0
+    slope: float = 1.0
 
     def __post_init__(self) -> None:
         steps = _whole("steps", self.steps)
@@ -72,6 +74,9 @@ class Plan:
         corrector = _real("corrector", self.corrector)
         if not 0 <= corrector <= 1:
             raise PlanError(f"corrector must lie between 0 (off) and 1 (undamped), not {corrector:g}")
+        slope = _real("slope", self.slope)
+        if not 0 <= slope <= 1:
+            raise PlanError(f"slope must lie between 0 (the term is held) and 1 (the whole slope), not {slope:g}")
         for name, value in (
             ("steps", steps),
             ("coarse", coarse),
@@ -80,6 +85,7 @@ class Plan:
             ("hare_order", int(self.hare_order)),
             ("corrector", corrector),
             ("start", start),
+            ("slope", slope),
         ):
             object.__setattr__(self, name, value)
 
@@ -170,7 +176,7 @@ class Plan:
         shown += [
             f"{f.name}={getattr(self, f.name):g}"
             for f in fields(self)
-            if f.name in ("boost", "corrector") and getattr(self, f.name) != f.default
+            if f.name in ("boost", "corrector", "slope") and getattr(self, f.name) != f.default
         ]
         shown.append(f"hare_order={self.hare_order}")
         return f"Plan({', '.join(shown)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from thg.plans.plan import Plan
@@ -18,6 +19,8 @@ class Summary:
     finite: False when the network's last output had a NaN or an infinity in it.
     sections: how often the pipeline has set its time steps; plan is that of the last section.
     caches: block caches inside the network, which saved parts of these evaluations on top.
+    estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
+        own evaluations; usually right within a factor of 2. None where nothing can be said.
     """
 
     pipeline: str
@@ -32,6 +35,7 @@ class Summary:
     finite: bool = True
     sections: int = 1
     caches: tuple[str, ...] = ()
+    estimated_error: tuple[float, ...] | None = None
 
     @property
     def saved(self) -> float:
@@ -52,6 +56,8 @@ class Summary:
         ]
         if self.plan is not None:
             lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
+        if self.estimated_error is not None and self.finite:
+            lines.append(f"estimated difference from plain CFG: {_shown(self.estimated_error)}")
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
         if self.caches:
@@ -59,6 +65,12 @@ class Summary:
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)
+
+
+def _shown(errors: tuple[float, ...]) -> str:
+    worst = max(errors)
+    decibels = f", {-20 * math.log10(worst):.0f} dB below the latents" if worst > 0 else ""
+    return f"{worst:.1%}{decibels}" + (f" (the worst of {len(errors)})" if len(errors) > 1 else "")
 
 
 def combined(pipeline: str, parts: list[Summary]) -> Summary:
@@ -75,4 +87,5 @@ def combined(pipeline: str, parts: list[Summary]) -> Summary:
         note="; ".join(part.note for part in parts if part.note),
         finite=all(part.finite for part in parts),
         caches=tuple(dict.fromkeys(name for part in parts for name in part.caches)),
+        estimated_error=parts[0].estimated_error if len(parts) == 1 else None,
     )

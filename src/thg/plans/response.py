@@ -23,9 +23,13 @@ NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no lon
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k."""
+    """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k.
+
+    scales: what the network sees of the state before each call (1 unless the scheduler scales its input).
+    """
 
     matrix: NDArray[np.float64]
+    scales: NDArray[np.float64] | None = None
 
     @classmethod
     def from_final(cls, responses: Sequence[float]) -> Response:
@@ -33,7 +37,7 @@ class Response:
         return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
 
     @classmethod
-    def measured(cls, states: NDArray[np.float64]) -> Response | str:
+    def measured(cls, states: NDArray[np.float64], scales: NDArray[np.float64] | None = None) -> Response | str:
         """From the states after each call (rows) of a solver that started at zero and was given `probe`; or why not."""
         matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
         if silent.any():
@@ -41,12 +45,23 @@ class Response:
         expected = matrix @ probe(len(matrix))[:, -2]
         if not np.allclose(loud, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
             return "is not linear as it is configured (it clips or thresholds)"
-        return cls(matrix)
+        return cls(matrix, scales)
 
     @property
     def final(self) -> tuple[float, ...]:
         """W_k: the response of the final state to the output of each call."""
         return tuple(self.matrix[-1].tolist())
+
+    def seen(self, first: int, amounts: Sequence[float]) -> float:
+        """What the network sees, at the call after them, of these amounts missing at the calls from `first` on."""
+        j = first + len(amounts)
+        scale = 1.0 if self.scales is None else float(self.scales[j])
+        return scale * float(self.matrix[j - 1, first:j] @ np.asarray(amounts, dtype=np.float64))
+
+    def ways(self) -> NDArray[np.float64]:
+        """How far each call moves the state, as the network sees it, per unit of its output."""
+        after = 1.0 if self.scales is None else np.append(self.scales[1:], 1.0)
+        return np.asarray(np.abs(np.diagonal(self.matrix)) * after)
 
     def corrections(self, first: int, amounts: Sequence[float]) -> tuple[float, ...]:
         """c_j, c_(j+1), ... for the amounts that were missing at the calls from `first` to j - 1."""

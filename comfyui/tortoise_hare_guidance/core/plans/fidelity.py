@@ -21,10 +21,11 @@ from ..plans.plan import Plan
 Array = NDArray[np.float64]
 
 DEFAULT_ERROR = 0.01
-CORRECTOR = 0.85  # damped: what a fresh term says about the leap before it is itself an estimate
+CORRECTOR = 0.85  # damped: what a fresh term says about the leap before it is itself an estimate,
+SLOPE = 0.6  # and so is the slope that the last two say about the leap ahead
 
 # The evaluations that keep 95 % of runs within 1 % at guidance scale 5, in a run of very many steps ...
-EVALUATIONS = 14.0
+EVALUATIONS = 14.5
 ORDER = 3.2  # ... the error falls with this power of their number ...
 GUIDANCE = 0.2  # ... they grow with this power of w - 1 (the error is linear in it, but so is what w is chosen for) ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
@@ -32,6 +33,7 @@ WITHOUT_CORRECTOR = 1.35  # ... or this many times as many when nothing takes ba
 
 START, START_WIDTH = 1.5, 0.4  # how much denser evaluations are at the start of a run, over which share of it
 END, END_WIDTH = 3.0, 0.05
+TINY_STEP = 0.1  # of an average step
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Within:
 
     def plan(self, run: Run) -> Plan:
         count = evaluations_within(self.error, run)
-        coarse = even(run.steps, count) if run.adds_noise else balanced(run, count)
-        return Plan(run.steps, coarse, corrector=CORRECTOR)
+        coarse = balanced(run, count) if run.response is not None else even(run.steps, count)
+        return Plan(run.steps, coarse, corrector=CORRECTOR, slope=SLOPE)
 
 
 def within(error: float = DEFAULT_ERROR) -> Within:
@@ -66,7 +68,7 @@ def evaluations_within(error: float, run: Run) -> int:
     count: float = EVALUATIONS * (DEFAULT_ERROR / error) ** (1 / ORDER) * run.steps / (run.steps + SHORT_RUN)
     if run.guidance_scale is not None and run.guidance_scale > 1:
         count *= ((run.guidance_scale - 1) / 4) ** GUIDANCE
-    if run.adds_noise:
+    if run.response is None:
         count *= WITHOUT_CORRECTOR
     return min(run.steps, max(2, math.floor(count + 0.5)))
 
@@ -76,23 +78,24 @@ def evaluations_within(error: float, run: Run) -> int:
 
 def even(steps: int, count: int) -> tuple[int, ...]:
     """`count` steps spread evenly, the first and the last among them."""
-    return spread(np.ones(steps), count)
+    return with_last(np.ones(steps), count)
 
 
 def balanced(run: Run, count: int) -> tuple[int, ...]:
-    """`count` steps, the first and the last among them, densest at both ends of the run.
+    """`count` steps, densest at both ends of the run, and the last one among them if it matters.
 
-    The ends are those of the sequence of steps, and those of the noise levels that they pass through, half and half: on
-    a schedule whose steps are uneven in noise neither alone is right.
+    The ends are those of the sequence of steps, and those of the way that the state makes, half and half: on a schedule
+    whose steps are uneven neither alone is right. Nothing corrects the last leap; so the last step is evaluated, unless
+    it hardly moves the state (many schedules end with a tiny step).
     """
     density = tapering((np.arange(run.steps) + 0.5) / run.steps)
-    if run.log_snr is not None:
-        noise = 1 / (1 + np.exp(np.clip(np.asarray(run.log_snr), -80, 80) / 2))  # sigma / (alpha + sigma)
-        passed = 1 - np.append(noise, 0.0) / noise[0]  # 0 at the start of the run, 1 at its end
-        way = np.maximum(np.diff(passed), 0.0)  # of each step
-        in_noise = tapering(passed[:-1] + way / 2) * way
-        density = density / density.mean() + in_noise / in_noise.mean()
-    return spread(density, count)
+    if run.response is None:
+        return with_last(density, count)
+    way = run.response.ways()
+    way = way / way.sum()
+    along = tapering(np.cumsum(way) - way / 2) * way
+    density = density / density.mean() + along / along.mean()
+    return spread(density, count) if way[-1] * run.steps < TINY_STEP else with_last(density, count)
 
 
 def tapering(x: Array) -> Array:
@@ -101,17 +104,22 @@ def tapering(x: Array) -> Array:
     return np.asarray(1 + start + END * np.exp(-(((1 - x) / END_WIDTH) ** 2)))
 
 
-def spread(density: Array, count: int) -> tuple[int, ...]:
+def with_last(density: Array, count: int) -> tuple[int, ...]:
     """`count` distinct steps with this density, the first and the last among them."""
+    if count == 1 or count == len(density):
+        return spread(density, count)
+    return (*spread(density[:-1], count - 1), len(density) - 1)
+
+
+def spread(density: Array, count: int) -> tuple[int, ...]:
+    """`count` distinct steps with this density, from 0; the last leap goes as far as the others."""
     steps = len(density)
     if not 1 <= count <= steps:
         raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {count}")
-    if count == 1:
-        return (0,)
-    passed = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
-    ideal = np.interp(np.linspace(0, passed[-1], count), passed, np.arange(steps))
+    passed = np.append(0.0, np.cumsum(density)) / np.sum(density)
+    ideal = np.interp(np.arange(count) / count, passed, np.arange(steps + 1.0))
     grid: list[int] = []
     for k, place in enumerate(ideal):  # each moved as little as need be to be distinct and to leave room for the rest
         lowest = grid[-1] + 1 if grid else 0
-        grid.append(min(max(math.floor(place + 0.5), lowest), steps - count + k))
+        grid.append(min(max(round(place), lowest), steps - count + k))
     return tuple(grid)

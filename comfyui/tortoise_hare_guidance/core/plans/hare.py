@@ -13,25 +13,27 @@ from torch import Tensor
 MEMORY = 2  # evaluations that a prediction of the highest order needs
 
 
-def weights(positions: Sequence[float], position: float, order: int) -> tuple[float, ...]:
+def weights(positions: Sequence[float], position: float, order: int, damping: float = 1.0) -> tuple[float, ...]:
     """Weights on the last evaluations (oldest first) that predict the term at `position`.
 
     Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 continues the line through
-    the last two; with one evaluation it holds too.
+    the last two; with one evaluation it holds too. damping: the share of that line's slope that is used.
     """
     if order == 1 or len(positions) < 2:
         return (1.0,)
     before, last = positions[-2], positions[-1]
-    slope = (position - last) / (last - before)
+    slope = damping * (position - last) / (last - before)
     return (-slope, 1.0 + slope)
 
 
-def predict(positions: Sequence[float], terms: Sequence[Tensor], position: float, order: int) -> Tensor:
+def predict(
+    positions: Sequence[float], terms: Sequence[Tensor], position: float, order: int, damping: float = 1.0
+) -> Tensor:
     """The guidance term at `position` from the evaluations at `positions` (oldest first).
 
     Allocates its result and nothing else; a held term is returned as it is, without a copy.
     """
-    w = weights(positions, position, order)
+    w = weights(positions, position, order, damping)
     if len(w) == 1:
         return terms[-1]
     # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
