@@ -27,6 +27,7 @@ from thg.errors import (
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.plans.adaptive_leaps import adaptive
+from thg.plans.both import leap_both
 from thg.plans.fidelity import within
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
@@ -79,6 +80,7 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "leap_both",
     "look_before_you_leap",
     "m_max",
     "preset",

@@ -17,6 +17,7 @@ from thg.adapter.layouts import Batched
 from thg.adapter.section import Section
 from thg.adapter.terms import difference, unconditional
 from thg.errors import UnsupportedPipelineError
+from thg.plans.both import PredictsConditional
 from thg.plans.guide import Term, Visitor
 
 # Names of diffusers' cache contexts. The extra ones are calls of other guidance methods, with one branch each.
@@ -45,12 +46,16 @@ def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call
     section.guided_steps += 1
     cond = branches.index("cond")
     predicted = [branches.index(name) for name in layout.predicted]
+    keep = [k for k in range(len(branches)) if k not in predicted]
+    if keep == [cond] and (own := _predicted_conditional(section, step)) is not None:
+        section.count(0, instead_of=len(branches))
+        return _filled(section.template, [own] * len(branches), cond, predicted, section.guide.predict(step, own))
     if section.guide.evaluates(step):
         return _evaluated(section, call, len(branches), cond, predicted)
-    keep = [k for k in range(len(branches)) if k not in predicted]
     with layout.without_predicted(caller.pipe):
         output = section.network(call).in_leap(call.keeping(keep, of=len(branches)))
     section.count(len(keep), instead_of=len(branches))
+    section.template = output
     kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
     parts = [kept.get(k, kept[cond]) for k in range(len(branches))]
     return _filled(output, parts, cond, predicted, section.guide.predict(step, parts[cond]))
@@ -71,6 +76,7 @@ def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Seque
         section.guide.visit(section.step, call.sample, call.time, evaluate)
     output = section.network(call).all_branches(call, n, [k for k in range(n) if k not in predicted])
     section.count(n, instead_of=n)
+    section.template = output
     parts, term = read(output)
     used = section.guide.observe(section.step, parts[cond], term)
     return output if used is None else _filled(output, parts, cond, predicted, used)
@@ -86,6 +92,16 @@ def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
         output = network.conditional(call)
     section.count(1, instead_of=1)
     return output
+
+
+def _predicted_conditional(section: Section, step: int) -> Term | None:
+    """What stands in for the conditional branch, with the types of the network's outputs; None: it runs."""
+    guide = section.guide
+    own = guide.conditional(step) if isinstance(guide, PredictsConditional) else None
+    if own is None:
+        return None
+    dtypes = [output.dtype for output in rows.tensors_of(section.template)]
+    return tuple(part.to(dtype) for part, dtype in zip(own, dtypes, strict=False))  # a template may have more samples
 
 
 def _filled(template: Any, parts: Sequence[Term], cond: int, predicted: Sequence[int], term: Term | None) -> Any:
@@ -111,8 +127,13 @@ def answer_sequential(section: Section, caller: Caller, call: Call) -> Any:
     if not second:
         section.next_step(caller, call)
         section.conditional = call.with_sample(call.sample, call.time)  # lists of its own: networks pop from theirs
-        refresh = section.guidance_is_on(caller) and section.guide.evaluates(section.step)
-        output = section.output = section.network(call).first_of_two(call, refresh)
+        guided = section.guided_at == section.step - 1  # most likely: a call of the other branch tells, and comes later
+        if guided and (own := _predicted_conditional(section, section.step)) is not None:
+            section.count(0, instead_of=1)
+            section.output = rows.assemble(section.template, [own])
+            return section.output
+        refresh = guided and section.guide.evaluates(section.step)
+        output = section.output = section.template = section.network(call).first_of_two(call, refresh)
     else:
         output = section.network(call).apart(call)
     section.count(1, instead_of=1)
@@ -125,6 +146,7 @@ def _second(section: Section, call: Call) -> Any:
     assert first is not None
     section.conditional = section.output = None
     section.guided_steps += 1
+    section.guided_at = section.step
     (conditional,) = rows.branch_terms(output, 1)
     if not section.guide.evaluates(section.step):
         section.count(0, instead_of=1)

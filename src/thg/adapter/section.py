@@ -37,6 +37,7 @@ class Section:
         self.evaluations: list[int] = []  # per step, per sample
         self.plain_evaluations: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
+        self.guided_at = -1  # the last step at which a pipeline that calls once per branch asked for both
         self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
         self.error: Tensor | None = None  # how far this pass is from plain CFG, as its guide estimates it, per sample
         # the network call under way
@@ -45,6 +46,7 @@ class Section:
         # pipelines that call their network once per branch: the conditional call of the step under way
         self.conditional: Call | None = None
         self.output: Any = None
+        self.template: Any = None  # an output of the network, for those that are predicted whole
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
         self.cache_names: tuple[str, ...] = ()
@@ -117,7 +119,7 @@ class Section:
     def release(self) -> None:
         """Drops what holds tensors, and keeps what the summary needs."""
         self._plan, self._guide = self.plan, None
-        self.conditional = self.output = self.time = self.loop_time = self._guidance_decided = None
+        self.conditional = self.output = self.template = self.time = self.loop_time = self._guidance_decided = None
         self.key = ()
         self._networks.clear()
 

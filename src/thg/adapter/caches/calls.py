@@ -12,6 +12,7 @@ from thg.adapter.caches.known import Caches, find_caches
 from thg.adapter.caches.unknown import counts_calls, suspects
 from thg.adapter.call import Call
 from thg.errors import UnsupportedPipelineError
+from thg.plans.both import PredictsConditional
 from thg.plans.guide import Guide, Visitor
 
 _SHAPES = ("size", "shape", "dimension", "broadcast")  # words in messages about tensors that do not fit
@@ -28,6 +29,11 @@ class CachedNetwork:
         self._checked = False
         self._rows_out: float | None = None  # rows of an output for each row of the input
         self.cache_names = self._caches.names
+        if self._caches and isinstance(guide, PredictsConditional):
+            raise UnsupportedPipelineError(
+                f"leap_both leaves out whole steps, and {self.cache_names[0]} inside this network counts them: enable "
+                "a plan with it, such as thg.within(0.01), or switch it off"
+            )
         if self._caches and isinstance(guide, Visitor):
             raise UnsupportedPipelineError(
                 f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: switch it "

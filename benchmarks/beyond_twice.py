@@ -1,0 +1,122 @@
+"""Fidelity against work beyond a factor of two: thg, block caches, both together, leaps of both branches, fewer steps.
+
+    python benchmarks/beyond_twice.py --model eps flow --samples 12
+
+Work is counted in the layers that really ran, in per cent of plain CFG's; PSNR is that of each picture to plain CFG's
+with the same seed. Every row is one batch; seconds are not measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import thg
+from thg.bench.methods.counting import counted_work
+from thg.bench.methods.outside import CacheDiT, DeepCache, Outside
+from thg.media import mean_psnr, psnr, worst_mean
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
+from thg.seeds import generators
+
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: a plan, a cache, both or fewer steps."""
+
+    group: str
+    name: str
+    plan: Any = None
+    cache: Outside | None = None
+    steps: int = STEPS
+
+
+def settings(model: str) -> Iterator[Setting]:
+    for steps in (35, 25, 20, 16, 13):
+        yield Setting("CFG, fewer steps", f"{steps} steps", steps=steps)
+    for share in (0.7, 0.65, 0.6, 0.57):
+        yield Setting("thg", f"tapered {share:.0%}", thg.tapered(share))
+    for steps in (35, 25, 20):
+        yield Setting("thg, fewer steps", f"tapered 65%, {steps} steps", thg.tapered(0.65), steps=steps)
+    for share, every in ((0.7, 2), (0.7, 4), (0.65, 4), (0.65, 8), (0.6, 4), (0.6, 8), (0.57, 6)):
+        both = thg.leap_both(thg.tapered(share), every=every)
+        yield Setting("thg, both branches leap", f"tapered {share:.0%}, every {every}", both)
+    yield from deepcache() if model == "eps" else cache_dit()
+
+
+def deepcache() -> Iterator[Setting]:
+    for interval in (2, 3, 4, 5):
+        yield Setting("DeepCache", f"interval {interval}", cache=DeepCache(interval=interval))
+    for interval, share in ((2, 0.8), (2, 0.7), (2, 0.65), (3, 0.65), (5, 0.65), (3, 0.6), (5, 0.6), (5, 0.57)):
+        name = f"interval {interval}, tapered {share:.0%}"
+        yield Setting("DeepCache with thg", name, thg.tapered(share), DeepCache(interval=interval))
+
+
+def cache_dit() -> Iterator[Setting]:
+    for threshold in (0.04, 0.08, 0.16, 0.24):
+        yield Setting("cache-dit", f"threshold {threshold}", cache=CacheDiT(threshold=threshold))
+    for threshold, share in (
+        (0.04, 0.7),
+        (0.04, 0.65),
+        (0.08, 0.65),
+        (0.16, 0.65),
+        (0.08, 0.6),
+        (0.16, 0.6),
+        (0.24, 0.6),
+    ):
+        name = f"threshold {threshold}, tapered {share:.0%}"
+        yield Setting("cache-dit with thg", name, thg.tapered(share), CacheDiT(threshold=threshold))
+
+
+class Bench:
+    """A shipped model and its pictures under plain CFG."""
+
+    def __init__(self, model: Any, samples: int) -> None:
+        self.pipe: Any = thg.shipped_pipeline(model)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.call = {"guidance_scale": DEFAULT_GUIDANCE[model], "output_type": "np", **DEFAULT_CALL[model]}
+        self.prompts = [prompt for prompt, _, _ in benchmark_prompts(-(-samples // 10))][:samples]
+        with counted_work(self.pipe) as work:
+            self.plain = self.pictures(STEPS)
+        self.work = work.count
+
+    def pictures(self, steps: int) -> Any:
+        noise = generators(0, range(len(self.prompts)))
+        return self.pipe(self.prompts, num_inference_steps=steps, generator=noise, **self.call).images
+
+    def row(self, setting: Setting) -> str:
+        with ExitStack() as stack:
+            if setting.cache is not None:
+                stack.enter_context(setting.cache.switched_on(self.pipe))
+            if setting.plan is not None:
+                stack.enter_context(thg.enabled(self.pipe, setting.plan))
+            work = stack.enter_context(counted_work(self.pipe))
+            pictures = self.pictures(setting.steps)
+        values = [psnr(one, other) for one, other in zip(pictures, self.plain, strict=True)]
+        share = 100 * work.count / self.work
+        return (
+            f"| {setting.group} | {setting.name} | {share:.1f} | {mean_psnr(values):.1f} | {worst_mean(values):.1f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=("eps", "flow"), default=["eps", "flow"])
+    parser.add_argument("--samples", type=int, default=12)
+    options = parser.parse_args()
+    logging.getLogger("cache_dit").setLevel(logging.ERROR)
+    for model in options.model:
+        bench = Bench(model, options.samples)
+        print(f"\n### {model}, {STEPS} steps, {options.samples} samples\n", flush=True)
+        print("| method | setting | work, % | PSNR, dB | worst 5 % |\n|---|---|---:|---:|---:|", flush=True)
+        for setting in settings(model):
+            print(bench.row(setting), flush=True)
+
+
+if __name__ == "__main__":
+    main()

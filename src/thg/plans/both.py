@@ -1,0 +1,102 @@
+"""Leaps of both branches: between the steps at which the network runs, its conditional output is predicted as well.
+
+Skipping unconditional passes alone ends at twice as fast. Here the tortoise leaps, too: its output is continued along
+the line through the last two that were evaluated, as the hare is, and the sampler makes all its steps. Against fewer
+steps it keeps the sampler's grid, and so the picture.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from thg.errors import PlanError
+from thg.plans import hare
+from thg.plans.guide import Guide, HareGuide, Run, Term
+from thg.plans.plan import Plan
+from thg.plans.planners import Choice, Planned, Planner, guide_maker
+
+DEFAULT_EVERY = 4
+
+
+@runtime_checkable
+class PredictsConditional(Protocol):
+    """A guide that may stand in for the conditional branch."""
+
+    def conditional(self, step: int) -> Term | None:
+        """The conditional output e_c at this step, predicted; None: the network shall run."""
+
+
+@dataclass(frozen=True)
+class LeapBoth:
+    """Made by `leap_both`."""
+
+    planner: Planner
+    every: int = DEFAULT_EVERY
+
+    def guide(self, run: Run) -> Guide:
+        if run.adds_noise:
+            raise PlanError(
+                "leap_both predicts the conditional output, and this scheduler adds noise that nothing predicts: pass "
+                "the plan by itself, or use a scheduler without noise (DDIM, Euler, DPM++ 2M)"
+            )
+        return BothGuide(self.planner.plan(run), run, self.every)
+
+
+def leap_both(plan: Choice = None, every: int = DEFAULT_EVERY) -> LeapBoth:
+    """Both branches leap: for more than twice the speed without a cache in the network.
+
+    plan: for the unconditional branch, as `enable` takes it; where it evaluates, both branches run.
+    every: in between, the conditional branch runs at each `every`-th step. 1 is the plan by itself.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise PlanError(f"every must be a whole number from 1 on, not {every!r}: leap_both(every={DEFAULT_EVERY})")
+    maker = guide_maker(plan)
+    if not isinstance(maker, Planned):
+        raise PlanError(f"leap_both takes a plan or a planner, not {plan!r}; for example leap_both(thg.tapered(0.65))")
+    return LeapBoth(maker.planner, every)
+
+
+class BothGuide(HareGuide):
+    """Follows a plan, and predicts the conditional output between the steps at which the network runs."""
+
+    def __init__(self, plan: Plan, run: Run, every: int) -> None:
+        super().__init__(plan, run)
+        self._every = every
+        self._ran = -1  # the last step at which the network was asked to run
+        self._known_at: deque[float] = deque(maxlen=hare.MEMORY)
+        self._known: deque[Term] = deque(maxlen=hare.MEMORY)
+
+    def conditional(self, step: int) -> Term | None:
+        if step % self._every == 0 or len(self._known) < hare.MEMORY or self.evaluates(step):
+            self._ran = step
+            return None
+        return tuple(
+            hare.predict(tuple(self._known_at), history, self._at[step], hare.MEMORY)
+            for history in zip(*self._known, strict=True)
+        )
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        self._remember(step, conditional)
+        return super().observe(step, conditional, term)
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        self._remember(step, conditional)
+        return super().predict(step, conditional)
+
+    def _remember(self, step: int, conditional: Term) -> None:
+        if self._ran != step:
+            return  # it was predicted
+        if self._known_at and self._known_at[-1] == self._at[step]:  # two calls at one time (Heun)
+            self._known_at.pop()
+            self._known.pop()
+        self._known_at.append(self._at[step])
+        self._known.append(tuple(_kept(part) for part in conditional))
+
+
+def _kept(output: torch.Tensor) -> torch.Tensor:
+    """A copy in float32 at least: the pipeline may write to its tensor, and differences need the digits."""
+    return output.to(torch.promote_types(output.dtype, torch.float32), copy=True)

@@ -1,0 +1,86 @@
+"""Leaps of both branches: the conditional output is continued along a line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import thg
+from thg.plans.both import BothGuide, PredictsConditional
+from thg.plans.guide import Run, Term
+
+STEPS = 12
+PLAN = thg.Plan(STEPS, (0, 6), hare_order=2)
+
+
+def outputs(step: int, dtype: torch.dtype = torch.float64) -> Term:
+    return (torch.tensor([1.0 - 0.5 * step], dtype=dtype), torch.tensor([2.0 + step], dtype=dtype))
+
+
+def follow(guide: BothGuide, dtype: torch.dtype = torch.float64) -> dict[int, Term]:
+    """A run on outputs that are linear in the step: the steps at which e_c was predicted, with the predictions."""
+    predicted = {}
+    for step in range(STEPS):
+        own = guide.conditional(step)
+        if own is not None:
+            predicted[step] = own
+        e_c = outputs(step, dtype) if own is None else own
+        if guide.evaluates(step):
+            guide.observe(step, e_c, tuple(0.1 * part for part in e_c))
+        else:
+            guide.predict(step, e_c)
+    return predicted
+
+
+def test_what_is_linear_is_predicted_exactly() -> None:
+    predicted = follow(BothGuide(PLAN, Run.of(STEPS), every=4))
+    assert sorted(predicted) == [2, 3, 5, 7, 9, 10, 11], "the network runs at 0, 1, each 4th step, and with the hare"
+    for step, own in predicted.items():
+        torch.testing.assert_close(own, outputs(step))
+
+
+def test_every_step_is_the_plan_by_itself() -> None:
+    assert follow(BothGuide(PLAN, Run.of(STEPS), every=1)) == {}
+
+
+def test_a_prediction_is_no_evaluation() -> None:
+    """What was predicted must not be remembered as known: an error would feed itself."""
+    guide = BothGuide(PLAN, Run.of(STEPS), every=4)
+    guide.conditional(0)
+    guide.observe(0, outputs(0), outputs(0))
+    guide.conditional(1)
+    guide.predict(1, outputs(1))
+    assert guide.conditional(2) is not None
+    guide.predict(2, tuple(part + 100 for part in outputs(2)))
+    own = guide.conditional(3)
+    assert own is not None
+    torch.testing.assert_close(own, outputs(3))
+
+
+def test_half_precision_is_continued_in_single() -> None:
+    predicted = follow(BothGuide(PLAN, Run.of(STEPS), every=4), torch.float16)
+    assert {part.dtype for own in predicted.values() for part in own} == {torch.float32}
+
+
+def test_the_maker() -> None:
+    guide = thg.leap_both(thg.uniform(every=3), every=2).guide(Run.of(STEPS))
+    assert isinstance(guide, PredictsConditional)
+    assert guide.plan == thg.uniform(every=3).plan(Run.of(STEPS))
+    assert not isinstance(thg.plans.HareGuide(PLAN, Run.of(STEPS)), PredictsConditional)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_every_is_a_whole_number(every: int) -> None:
+    with pytest.raises(thg.PlanError, match=f"not {every!r}"):
+        thg.leap_both(every=every)
+
+
+def test_only_plans_and_planners() -> None:
+    with pytest.raises(thg.PlanError, match="takes a plan or a planner"):
+        thg.leap_both(thg.leap_both())
+
+
+def test_noise_is_refused() -> None:
+    noisy = Run(STEPS, tuple(range(STEPS)), adds_noise=True)
+    with pytest.raises(thg.PlanError, match="adds noise"):
+        thg.leap_both().guide(noisy)
