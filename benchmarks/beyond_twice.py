@@ -43,7 +43,7 @@ def settings(model: str) -> Iterator[Setting]:
         yield Setting("thg", f"tapered {share:.0%}", thg.tapered(share))
     for steps in (35, 25, 20):
         yield Setting("thg, fewer steps", f"tapered 65%, {steps} steps", thg.tapered(0.65), steps=steps)
-    for share, every in ((0.7, 2), (0.7, 4), (0.65, 4), (0.65, 8), (0.6, 4), (0.6, 8), (0.57, 6)):
+    for share, every in ((0.75, 2), (0.7, 4), (0.65, 4), (0.65, 8), (0.6, 4), (0.6, 8), (0.57, 10)):
         both = thg.leap_both(thg.tapered(share), every=every)
         yield Setting("thg, both branches leap", f"tapered {share:.0%}, every {every}", both)
     yield from deepcache() if model == "eps" else cache_dit()
@@ -108,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=("eps", "flow"), default=["eps", "flow"])
     parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--only", default="", help="the methods whose name has this in it")
     options = parser.parse_args()
     logging.getLogger("cache_dit").setLevel(logging.ERROR)
     for model in options.model:
@@ -115,7 +116,8 @@ def main() -> None:
         print(f"\n### {model}, {STEPS} steps, {options.samples} samples\n", flush=True)
         print("| method | setting | work, % | PSNR, dB | worst 5 % |\n|---|---|---:|---:|---:|", flush=True)
         for setting in settings(model):
-            print(bench.row(setting), flush=True)
+            if options.only in setting.group:
+                print(bench.row(setting), flush=True)
 
 
 if __name__ == "__main__":

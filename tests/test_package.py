@@ -56,6 +56,7 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "disable",
     "enable",
     "enabled",
+    "leap_both",
     "look_before_you_leap",
     "m_max",
     "preset",

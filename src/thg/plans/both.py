@@ -20,6 +20,7 @@ from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Planner, guide_maker
 
 DEFAULT_EVERY = 4
+ENDS = (4, 3)  # steps at the start and at the end of a run that always run: the output changes fastest there
 
 
 @runtime_checkable
@@ -50,7 +51,8 @@ def leap_both(plan: Choice = None, every: int = DEFAULT_EVERY) -> LeapBoth:
     """Both branches leap: for more than twice the speed without a cache in the network.
 
     plan: for the unconditional branch, as `enable` takes it; where it evaluates, both branches run.
-    every: in between, the conditional branch runs at each `every`-th step. 1 is the plan by itself.
+    every: in between, the conditional branch runs at each `every`-th step, and at the ends of the run. 1 is the plan
+        by itself.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise PlanError(f"every must be a whole number from 1 on, not {every!r}: leap_both(every={DEFAULT_EVERY})")
@@ -66,12 +68,14 @@ class BothGuide(HareGuide):
     def __init__(self, plan: Plan, run: Run, every: int) -> None:
         super().__init__(plan, run)
         self._every = every
+        self._between = range(ENDS[0], run.steps - ENDS[1])
         self._ran = -1  # the last step at which the network was asked to run
         self._known_at: deque[float] = deque(maxlen=hare.MEMORY)
         self._known: deque[Term] = deque(maxlen=hare.MEMORY)
 
     def conditional(self, step: int) -> Term | None:
-        if step % self._every == 0 or len(self._known) < hare.MEMORY or self.evaluates(step):
+        runs = step not in self._between or step % self._every == 0 or len(self._known) < hare.MEMORY
+        if runs or self.evaluates(step):
             self._ran = step
             return None
         return tuple(
