@@ -1,4 +1,4 @@
-"""The time grid of a pipeline's run in terms of noise, as its scheduler tells it."""
+"""The time grid of a run in terms of noise, as its scheduler or its schedule tells it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from thg.adapter.schedulers import prediction_of, read_schedule
 from thg.errors import ScheduleError
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver
 from thg.plans.guide import Run
 from thg.profiles.noise import noise_share
 
@@ -41,12 +42,16 @@ class NoiseGrid:
         except ScheduleError:
             schedule = None
         if schedule is not None and schedule.steps == count:
-            noise = noise_share(schedule.log_snr)
-            middle = noise_share([schedule.node(i + 0.5).log_snr for i in range(count - 1)])
+            noise, middle = _levels(schedule)
         else:
             noise = np.append(_noise_of_calls(run), 0.0)
             middle = (noise[:-2] + noise[1:-1]) / 2
         return cls(noise, middle, prediction_of(scheduler), min(order_of(scheduler), 2))
+
+    @classmethod
+    def of_schedule(cls, schedule: Schedule, solver: Solver) -> NoiseGrid:
+        """Of a run of `thg.sample`, which gives its guides outputs of the schedule's normal kind."""
+        return cls(*_levels(schedule), schedule.normal, min(solver.order, 2))
 
     @property
     def steps(self) -> int:
@@ -64,6 +69,12 @@ class NoiseGrid:
             return float(1 - share), float(share)
         size = np.hypot([start, middle, end], [1 - start, 1 - middle, 1 - end])
         return float((1 - share) * size[0] / size[1]), float(share * size[2] / size[1])
+
+
+def _levels(schedule: Schedule) -> tuple[Array, Array]:
+    """noise and middle."""
+    middle = [schedule.node(i + 0.5).log_snr for i in range(schedule.steps - 1)]
+    return noise_share(schedule.log_snr), noise_share(middle)
 
 
 def _noise_of_calls(run: Run) -> Array:

@@ -11,7 +11,6 @@ solver and its own packing of latents are in it, and nothing of a pipeline's loo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ from torch import Tensor
 from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.ode.outputs import content, express
-from thg.plans.guide import Run, Term
+from thg.plans.guide import Evaluate, Run, Term
 from thg.profiles.noise import state_at
 
 Array = NDArray[np.float64]
-Evaluate = Callable[[Any, Any], tuple[Term, Term]]
 
 
 class Recorder:

@@ -1,11 +1,9 @@
-"""`calibrate`: runs a pipeline over prompts, batch by batch, and makes a profile of what its guidance does."""
+"""`calibrate`: runs a pipeline or a denoiser over samples, batch by batch, and makes a profile of its guidance."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
-import inspect
-import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,18 +14,21 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from thg.adapter import enabled
-from thg.adapter.identity import fingerprint
 from thg.calibration.grid import NoiseGrid
+from thg.calibration.own_denoiser import OwnDenoiser
+from thg.calibration.pipeline import Pipeline
 from thg.calibration.record import Held, Recorder
 from thg.calibration.shards import Rows, Shards
+from thg.calibration.subject import Subject
 from thg.distribution import versions
 from thg.errors import ProfileError
 from thg.ode.outputs import Prediction
+from thg.ode.schedule import Schedule
+from thg.ode.solvers import Solver, ddim
 from thg.plans.guide import Guide, Run
 from thg.profiles.profile import About, Moments, Profile, exact_sum
-from thg.seeds import generators
 
 ANCHORS = 10
 SENSITIVITY_SAMPLES = 4
@@ -37,7 +38,7 @@ Array = NDArray[np.float64]
 
 def calibrate(
     pipe: Any,
-    prompts: Sequence[Any],
+    prompts: Any,
     *,
     steps: int | None = None,
     guidance_scale: float | None = None,
@@ -47,35 +48,63 @@ def calibrate(
     folder: str | PathLike[str] | None = None,
     call: Mapping[str, Any] | None = None,
     progress: bool = True,
+    schedule: Schedule | None = None,
+    x: Tensor | None = None,
+    solver: Solver | None = None,
+    unconditional: Any = False,
+    batched: bool = False,
+    guidance_interval: tuple[float, float] | None = None,
 ) -> Profile:
-    """Measures where the guidance of a pipeline may leap (Algorithm 3), in normal runs of it.
+    """Measures where the guidance of a model may leap (Algorithm 3), in normal runs of it.
 
     What most people set:
-        prompts: one sample each; some tens are enough for a plan. Class labels for a class-conditional pipeline.
+        pipe: a pipeline; or a denoiser, as `thg.sample` takes it, with `schedule` and `x`.
+        prompts: one sample each; some tens are enough for a plan. Class labels for a class-conditional pipeline. Of a
+            denoiser the conditions: a tensor with a row for each sample, a list, or tuples and dictionaries of them;
+            None if the denoiser takes True and False.
         steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
-        batch_size: prompts per run. It does not change the result.
+        batch_size: samples per run. It does not change the result.
+
+    For a denoiser, all as in `thg.sample`:
+        schedule: the grid and the network's conventions. x: the start states, one row per sample.
+        solver, unconditional, batched, guidance_interval.
 
     What few touch:
-        seed: the noise of a sample depends on it and on the place of its prompt, and on nothing else.
+        seed: the noise of a pipeline's sample depends on it and on the place of its prompt, and on nothing else.
         sensitivity: samples for the sensitivity curve, which the optimal planner weighs errors with; 0 leaves it out.
             It costs eleven runs of plain CFG for each.
         folder: where finished batches are kept. A calibration that was killed goes on from there, and the processes of
             `accelerate launch` share the work in it.
         call: more arguments of the pipeline's call (height, negative_prompt, ...).
 
-    Costs 4 evaluations per step and prompt, of which 2 are the pipeline's own.
+    Costs 4 evaluations per step and sample, of which 2 are those of a plain run.
     """
-    work = _Work.of(pipe, prompts, steps, guidance_scale, batch_size, seed, sensitivity, call or {})
+    if batch_size < 1 or sensitivity < 0:
+        raise ProfileError(f"batch_size must be at least 1 and sensitivity at least 0, not {batch_size}, {sensitivity}")
+    subject: Subject
+    if schedule is None and x is None:
+        subject = Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {})
+    elif schedule is None:
+        raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
+    else:
+        if steps not in (None, schedule.steps) or call:
+            raise ProfileError("steps= and call= are of pipelines; a denoiser's steps are those of its schedule")
+        subject = OwnDenoiser.of(
+            pipe, prompts, x, schedule, solver or ddim(), guidance_scale, guidance_interval, unconditional, batched
+        )
+    work = _Work(subject, batch_size, seed, min(sensitivity, subject.samples) if subject.steps >= 4 else 0)
     process = _Process.current()
     if process.count > 1 and folder is None:
         raise ProfileError("several processes need a folder to share: calibrate(..., folder='calibration')")
-    shards = _shared_shards(Path(folder) if folder is not None else None, work, process)
-    with _progress(work, shards, process, progress) as advance, _quiet(pipe):
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    shards = Shards(Path(folder) if folder is not None else None, work.settings(), today)
+    with _progress(work, shards, process, progress) as advance, subject.quiet():
         for kind, samples in work.units(shards, process):
+            if shards.has(kind, samples):  # another process was quicker
+                continue
             measure = work.measure_samples if kind == "samples" else work.measure_sensitivity
             shards.add(kind, samples, measure(samples))
             advance(work.cost(kind, samples))
-    process.wait()
     return work.profile(shards)
 
 
@@ -86,86 +115,38 @@ def calibrate(
 class _Work:
     """A calibration: what is measured, on which samples, and how it becomes a profile."""
 
-    pipe: Any
-    prompts: list[Any]
-    arguments: dict[str, Any]
-    steps: int
-    guidance_scale: float
+    subject: Subject
     batch_size: int
     seed: int
     sensitivity: int
-    prompt_name: str
     grid: NoiseGrid | None = field(default=None, init=False)
 
-    @classmethod
-    def of(
-        cls,
-        pipe: Any,
-        prompts: Sequence[Any],
-        steps: int | None,
-        guidance_scale: float | None,
-        batch_size: int,
-        seed: int,
-        sensitivity: int,
-        call: Mapping[str, Any],
-    ) -> _Work:
-        if isinstance(prompts, str) or not len(prompts):
-            raise ProfileError(
-                "prompts must be a list with at least one prompt: calibrate(pipe, ['a red bicycle', ...])"
-            )
-        if batch_size < 1 or sensitivity < 0:
-            raise ProfileError(
-                f"batch_size must be at least 1 and sensitivity at least 0, not {batch_size}, {sensitivity}"
-            )
-        accepted = inspect.signature(type(pipe).__call__).parameters
-        prompt_name = next((name for name in ("prompt", "class_labels") if name in accepted), None)
-        if prompt_name is None or "num_inference_steps" not in accepted:
-            raise ProfileError(
-                f"{type(pipe).__name__} takes no prompt, or no num_inference_steps; thg cannot calibrate it"
-            )
-        scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
-        steps = accepted["num_inference_steps"].default if steps is None else steps
-        scale = accepted[scale_name].default if guidance_scale is None else guidance_scale
-        if not isinstance(steps, int) or steps < 2:
-            raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
-        if not isinstance(scale, int | float) or not math.isfinite(scale) or scale <= 1:
-            raise ProfileError(f"guidance_scale must be above 1, not {scale!r}: there is no guidance to measure")
-        arguments = {**call, "num_inference_steps": steps, scale_name: float(scale)}
-        if "output_type" in accepted:
-            arguments.setdefault("output_type", "latent")
-        if unknown := sorted(set(arguments) - set(accepted)):
-            raise ProfileError(f"{type(pipe).__name__} takes no argument {unknown[0]!r}")
-        sensitivity = min(sensitivity, len(prompts)) if steps >= 4 else 0
-        return cls(pipe, list(prompts), arguments, steps, float(scale), batch_size, seed, sensitivity, prompt_name)
+    @property
+    def steps(self) -> int:
+        return self.subject.steps
 
     def settings(self) -> dict[str, Any]:
         """All that the measured rows depend on."""
-        return {
-            "network": fingerprint(self.pipe),
-            "model": _model_name(self.pipe),
-            "scheduler": [type(self.pipe.scheduler).__name__, _settings_of(self.pipe.scheduler)],
-            "arguments": self.arguments,
-            "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
-            "seed": self.seed,
-            "noise": "thg.seeds",  # 0.1.0 drew other noise from the same seed
-            "sensitivity": self.sensitivity,
-        }
+        return {**self.subject.settings(), "seed": self.seed, "sensitivity": self.sensitivity}
 
     def units(self, shards: Shards, process: _Process) -> list[tuple[str, list[int]]]:
-        """The share of this process in what is still to be measured, a batch each.
+        """What is still to be measured, a batch each: the share of this process, then those of the others.
 
-        Batches are dealt out by their number, whether done or not: processes that start a moment apart agree.
+        Batches are dealt out by their number, whether done or not: processes that start a moment apart agree. A process
+        that is through helps the others, from the end of their shares, instead of waiting for them: each ends with the
+        whole profile, also when another one was killed.
         """
         batches = [
             (kind, range(first, min(first + self.batch_size, count)))
-            for kind, count in (("samples", len(self.prompts)), ("sensitivity", self.sensitivity))
+            for kind, count in (("samples", self.subject.samples), ("sensitivity", self.sensitivity))
             for first in range(0, count, self.batch_size)
         ]
         done = {kind: shards.done(kind) for kind in ("samples", "sensitivity")}
-        mine = (
-            (kind, [i for i in batch if i not in done[kind]]) for kind, batch in batches[process.rank :: process.count]
-        )
-        return [(kind, samples) for kind, samples in mine if samples]
+        shares = [batches[rank :: process.count] for rank in range(process.count)]
+        others = [share for rank, share in enumerate(shares) if rank != process.rank]
+        ordered = [*shares[process.rank], *(unit for share in others for unit in reversed(share))]
+        left = ((kind, [i for i in batch if i not in done[kind]]) for kind, batch in ordered)
+        return [(kind, samples) for kind, samples in left if samples]
 
     def cost(self, kind: str, samples: Sequence[int]) -> int:
         """Network evaluations."""
@@ -174,8 +155,10 @@ class _Work:
 
     @property
     def anchors(self) -> tuple[int, ...]:
-        """The steps at which the sensitivity is measured: spread from 1 to N-2."""
-        places = np.linspace(1, self.steps - 2, min(ANCHORS, self.steps - 2)) if self.sensitivity else np.zeros(0)
+        """The steps at which the sensitivity is measured: spread over the guided ones, from 1 to N-2."""
+        start, end = self.subject.guided
+        first, last = max(start, 1), min(end - 1, self.steps - 2)
+        places = np.linspace(first, last, min(ANCHORS, last - first + 1)) if self.sensitivity else np.zeros(0)
         return tuple(int(k) for k in np.unique(np.round(places)))
 
     def measure_samples(self, samples: Sequence[int]) -> Rows:
@@ -206,38 +189,29 @@ class _Work:
         return states
 
     def _run(self, samples: Sequence[int], guide: Callable[[Run], Guide]) -> Any:
-        """One run of the pipeline with plain CFG under the eyes of a guide."""
+        """One run with plain CFG under the eyes of a guide."""
         maker = _Maker(guide)
-        batch = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
-        with enabled(self.pipe, maker), torch.no_grad():
-            self.pipe(**batch, **self.arguments)
+        self.subject.run(samples, maker)
         if maker.made is None:
-            raise ProfileError(f"{type(self.pipe).__name__} ran without calling its network; nothing was measured")
+            name = self.subject.about()["pipeline"]
+            raise ProfileError(f"{name} ran without calling its network; nothing was measured")
         return maker.made
 
     def _grid_of(self, run: Run) -> NoiseGrid:
-        if len(set(run.positions)) != self.steps:
-            raise ProfileError(
-                f"a run of {self.steps} steps has {len(set(run.positions))} time steps; set steps= to what the "
-                "pipeline runs, and leave strength or denoising_end alone"
-            )
-        self.grid = NoiseGrid.of(self.pipe.scheduler, run)
+        self.grid = self.subject.grid(run)
         return self.grid
 
     def profile(self, shards: Shards) -> Profile:
         rows = shards.rows("samples")
-        if len(rows["gram"]) != len(self.prompts):
-            raise ProfileError(f"only {len(rows['gram'])} of {len(self.prompts)} prompts are measured; run it again")
+        if len(rows["gram"]) != self.subject.samples:
+            raise ProfileError(f"only {len(rows['gram'])} of {self.subject.samples} samples are measured; run it again")
         order, kind = rows["solver"][0]
         about = About(
-            pipeline=type(self.pipe).__name__,
-            network=fingerprint(self.pipe),
-            model=_model_name(self.pipe),
-            scheduler=type(self.pipe.scheduler).__name__,
+            **self.subject.about(),
             prediction=_KINDS[int(kind)],
             order=int(order),
             steps=self.steps,
-            guidance_scale=self.guidance_scale,
+            guidance_scale=self.subject.guidance_scale,
             seed=self.seed,
             date=shards.date,
             versions=versions(),
@@ -273,63 +247,32 @@ class _Maker:
         return self.made
 
 
-def _model_name(pipe: Any) -> str:
-    """The last part of where the model came from, without anybody's folders in it."""
-    return Path(str(getattr(pipe, "name_or_path", "") or "")).name
-
-
 # -- processes, progress
-
-
-def _settings_of(scheduler: Any) -> dict[str, Any]:
-    """A scheduler's settings, without what diffusers notes about them in no fixed order."""
-    return {name: value for name, value in dict(scheduler.config).items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)
 class _Process:
-    """This process among those of `accelerate launch`."""
+    """This process among those of `accelerate launch` or `torchrun`, which tell each its number.
+
+    The numbers are all that is needed: the processes share a folder and never wait for each other.
+    """
 
     rank: int = 0
     count: int = 1
-    wait: Callable[[], None] = lambda: None
 
     @classmethod
     def current(cls) -> _Process:
-        try:
-            from accelerate import PartialState
-        except ImportError:
-            return cls()
-        state = PartialState(cpu=not torch.accelerator.is_available())  # unasked, it sees one process on CPUs
-        return cls(state.process_index, state.num_processes, state.wait_for_everyone)
-
-
-def _shared_shards(folder: Path | None, work: _Work, process: _Process) -> Shards:
-    """The first process makes the folder, the others find it there."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    if process.rank == 0:
-        shards = Shards(folder, work.settings(), date)
-        process.wait()
-        return shards
-    process.wait()
-    return Shards(folder, work.settings(), date)
+        rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        return cls(int(rank), int(count)) if rank.isdigit() and count.isdigit() else cls()
 
 
 @contextmanager
 def _progress(work: _Work, shards: Shards, process: _Process, shown: bool) -> Iterator[Callable[[int], None]]:
-    from tqdm.auto import tqdm
-
-    ahead = sum(work.cost(kind, samples) for kind, samples in work.units(shards, process))
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:  # it comes with diffusers
+        yield lambda done: None
+        return
+    ahead = sum(work.cost(kind, samples) for kind, samples in work.units(shards, process)) // process.count
     with tqdm(total=ahead, unit="eval", desc="calibrating", disable=not (shown and process.rank == 0)) as bar:
         yield bar.update
-
-
-@contextmanager
-def _quiet(pipe: Any) -> Iterator[None]:
-    """Without the pipeline's own progress bars."""
-    before = dict(getattr(pipe, "_progress_bar_config", {}))
-    pipe.set_progress_bar_config(**{**before, "disable": True})
-    try:
-        yield
-    finally:
-        pipe.set_progress_bar_config(**before)

@@ -42,7 +42,15 @@ class Shards:
             self._memory.append((kind, content))
             return
         data = {name: np.ascontiguousarray(values) for name, values in content.items()}
-        write_atomically(self.folder / f"{kind}-{samples[0]:06d}-{samples[-1]:06d}.safetensors", save(data))
+        write_atomically(self._path(self.folder, kind, samples), save(data))
+
+    @staticmethod
+    def _path(folder: Path, kind: str, samples: Sequence[int]) -> Path:
+        return folder / f"{kind}-{samples[0]:06d}-{samples[-1]:06d}.safetensors"
+
+    def has(self, kind: str, samples: Sequence[int]) -> bool:
+        """Is there a file of just these samples by now?"""
+        return self.folder is not None and self._path(self.folder, kind, samples).exists()
 
     def done(self, kind: str) -> set[int]:
         """The samples that need no more measuring."""
@@ -90,7 +98,9 @@ def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        if manifest.exists():  # another process has written it meanwhile
+            return _claim(folder, settings, date)
+        if folder.exists() and any(not entry.name.startswith((".", manifest.name)) for entry in folder.iterdir()):
             raise ProfileError(f"{folder} is not empty and holds no calibration; choose another folder") from None
         known = {"key": key, "date": date, "settings": dict(settings)}
         write_atomically(manifest, json.dumps(known, default=str, indent=1).encode())

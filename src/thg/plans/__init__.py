@@ -3,7 +3,7 @@
 from thg.plans.fidelity import within
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
-from thg.plans.planners import Planner, look_before_you_leap, m_max, tapered, uniform
+from thg.plans.planners import Planner, look_before_you_leap, m_max, rho_for, tapered, uniform
 from thg.plans.presets import PRESETS, Preset, preset
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "look_before_you_leap",
     "m_max",
     "preset",
+    "rho_for",
     "tapered",
     "uniform",
     "within",

@@ -25,6 +25,7 @@ from thg.plans.planners import (
     check_budget,
     look_before_you_leap,
     m_max,
+    rho_for,
     whole_steps,
 )
 from thg.profiles.noise import noise_share, output_weight
@@ -218,13 +219,12 @@ class ProfilePlanner:
 
     def _within(self, here: Regridded, evaluations: int, cutoff: int) -> tuple[int, ...]:
         """Algorithm 2 with the rho whose grid comes closest to the budget from below, the smallest of them."""
-        tortoise, hare = here.error_constants()
-        leaps = np.arange(1, here.steps + 1)[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            changes = leaps**self.profile.about.order * hare / tortoise  # the rho at which a leap grows to this length
-        grids = (self._algorithm2(here, rho * (1 + 1e-9)) for rho in np.unique(changes[np.isfinite(changes)]))
-        fitting = [grid for grid in grids if _count(grid, cutoff) <= evaluations]
-        return max(fitting, key=lambda grid: _count(grid, cutoff), default=(0,))
+        tortoise, hare = (constants.tolist() for constants in here.error_constants())
+        try:
+            rho = rho_for(tortoise, hare, evaluations, self.profile.about.order, cutoff=cutoff)
+        except PlanError:
+            return (0,)
+        return self._algorithm2(here, rho)
 
     def _optimal(self, here: Regridded, evaluations: int) -> tuple[int, ...]:
         if here.steps > LONGEST:
@@ -254,10 +254,6 @@ class ProfilePlanner:
         ends = np.array([*grid, LONGEST]) * here.steps / LONGEST
         spread = np.interp(np.arange(evaluations) * (len(grid) / evaluations), np.arange(len(ends)), ends)
         return whole_steps(spread, here.steps)
-
-
-def _count(coarse: tuple[int, ...], cutoff: int) -> int:
-    return sum(i < cutoff for i in coarse)
 
 
 def _require_same_network(profile: Profile, run: Run) -> None:
