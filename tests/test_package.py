@@ -36,6 +36,7 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "PRESETS",
     "Batched",
     "ConcurrentRunError",
+    "GuidedDenoiser",
     "MissingExtraError",
     "NonFiniteError",
     "Plan",

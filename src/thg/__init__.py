@@ -24,6 +24,7 @@ from thg.errors import (
     THGError,
     UnsupportedPipelineError,
 )
+from thg.ode.guided_denoiser import GuidedDenoiser
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.plans.adaptive_leaps import adaptive
@@ -60,6 +61,7 @@ __all__ = [
     "PRESETS",
     "Batched",
     "ConcurrentRunError",
+    "GuidedDenoiser",
     "MissingExtraError",
     "NonFiniteError",
     "Plan",

@@ -1,5 +1,6 @@
 """The guided ODE without diffusers: noise schedules, solvers, Algorithm 1 (`sample`) and Algorithm 3."""
 
+from thg.ode.guided_denoiser import GuidedDenoiser
 from thg.ode.integrate import Sampled, Step, sample
 from thg.ode.mixture import GaussianMixture
 from thg.ode.network import Denoiser
@@ -23,6 +24,7 @@ __all__ = [
     "Denoiser",
     "ErrorConstants",
     "GaussianMixture",
+    "GuidedDenoiser",
     "LinearMultistep",
     "Node",
     "Sampled",

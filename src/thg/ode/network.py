@@ -55,17 +55,17 @@ class Branches:
                 unconditional = torch.full_like(condition, unconditional)
             elif isinstance(unconditional, Tensor) and unconditional.ndim and len(unconditional) == 1:
                 unconditional = unconditional.expand(len(condition), *unconditional.shape[1:])
-        return cls(condition, unconditional, _joined(condition, unconditional, len(x)) if batched else None)
+        return cls(condition, unconditional, joined(condition, unconditional, len(x)) if batched else None)
 
 
-def _joined(first: Any, second: Any, rows: int) -> Any:
+def joined(first: Any, second: Any, rows: int) -> Any:
     """Two conditions as one, batch first: tensors, and tuples, lists and dictionaries of them."""
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim and second.ndim:
         return torch.cat([value.expand(rows, *value.shape[1:]) for value in (first, second)])
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return {name: _joined(first[name], second[name], rows) for name in first}
+        return {name: joined(first[name], second[name], rows) for name in first}
     if isinstance(first, tuple | list) and isinstance(second, tuple | list) and len(first) == len(second):
-        return type(first)(_joined(a, b, rows) for a, b in zip(first, second, strict=True))
+        return type(first)(joined(a, b, rows) for a, b in zip(first, second, strict=True))
     if first is None and second is None:
         return None
     raise PlanError(

@@ -1,0 +1,231 @@
+"""Guidance for samplers in the style of k-diffusion: functions that call `model(x, sigma, cond=..., uncond=...,
+cond_scale=...)` and expect denoised latents. The sampler stays as it is; the model knows the run from its sigmas."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.errors import ScheduleError
+from thg.ode.network import joined
+from thg.plans.calls import Answer, Calls, trace
+from thg.plans.denoised import DenoisedGuide
+from thg.plans.planners import Choice, guide_maker
+from thg.plans.report import Summary
+
+SAME = 1e-3  # relative difference up to which two noise levels are the same
+
+
+class GuidedDenoiser:
+    """A denoiser with classifier-free guidance that evaluates the unconditional branch only where a plan says so.
+
+        model = thg.GuidedDenoiser(denoiser, thg.tapered(0.65), sigmas=sigmas, sampler=sample_heun)
+        x = sample_heun(model, noise, sigmas, extra_args={"cond": c, "uncond": u, "cond_scale": 7.0})
+        print(model.summary)
+
+    What most people set:
+        denoiser: `denoiser(x, sigma, cond=...)`, which gives the denoised latents x0.
+        plan: whatever `thg.enable` takes; None is the same default.
+        sigmas: the noise levels that the sampler is given.
+        sampler: the sampler function. It is run once on a few numbers, which tells at which noise levels it calls the
+            model (Heun and DPM2 call more often than there are sigmas) and how its states depend on the outputs (the
+            corrector needs that). Without it a call for each sigma is expected; when the calls come otherwise, the rest
+            of the run is plain guidance and `summary` says so.
+
+    What few touch:
+        batched: the denoiser takes both branches in one call, unconditional rows first, as in k-diffusion.
+        flow: sigma is the time of a flow model, x = (1 - sigma) x0 + sigma eps, and not x = x0 + sigma eps.
+
+    A run begins with the first call, or with the first call after its last; one that was interrupted is forgotten when
+    the first noise level comes again. sigma is read at each call, as samplers of this style do it themselves.
+    """
+
+    def __init__(
+        self,
+        denoiser: Callable[..., Tensor],
+        plan: Choice = None,
+        *,
+        sigmas: Sequence[float] | Tensor,
+        sampler: Callable[..., Tensor] | None = None,
+        batched: bool = False,
+        flow: bool = False,
+    ) -> None:
+        self._denoiser, self._batched, self._flow = denoiser, batched, flow
+        self._maker = guide_maker(plan)
+        self._grid = [float(sigma) for sigma in (sigmas.tolist() if isinstance(sigmas, Tensor) else sigmas)]
+        if len(self._grid) < 2 or self._grid[0] <= 0:
+            raise ScheduleError(f"sigmas must be at least two noise levels from high to low, not {self._grid}")
+        self._calls = _expected(self._grid) if sampler is None else _traced(sampler, self._grid)
+        self._run: _Run | None = None
+        self._last: _Run | None = None
+
+    def __call__(self, x: Tensor, sigma: Tensor, *, cond: Any, uncond: Any, cond_scale: Any, **more: Any) -> Tensor:
+        """The guided denoised latents. cond_scale: a number, or a tensor with one for each sample.
+
+        Without an unconditional condition, or with a scale of 1, there is no guidance. Further arguments are passed on
+        to the denoiser.
+        """
+        run = self._at(float(sigma.reshape(-1)[0] if isinstance(sigma, Tensor) else sigma), cond_scale)
+        if uncond is None or (isinstance(cond_scale, int | float) and cond_scale == 1):  # no guidance at this call
+            run.count(1)
+            return self._denoiser(x, sigma, cond=cond, **more)
+        guide, call = run.guide_for(cond, uncond, x.shape), run.call
+        if guide is None or guide.evaluates(call):
+            conditional, unconditional = self._pair(x, sigma, cond, uncond, more)
+            if guide is not None:
+                unconditional = guide.observe(call, conditional, unconditional)
+            run.count(2)
+        else:
+            conditional = self._denoiser(x, sigma, cond=cond, **more)
+            unconditional = guide.predict(call, conditional)
+            run.count(1)
+        if isinstance(cond_scale, Tensor) and cond_scale.ndim == 1:  # one for each sample
+            cond_scale = cond_scale.reshape(-1, *[1] * (x.ndim - 1))
+        output: Tensor = unconditional + (conditional - unconditional) * cond_scale
+        return output
+
+    @property
+    def summary(self) -> Summary:
+        """What the last run has cost, so far."""
+        if self._last is None:
+            return Summary("thg.GuidedDenoiser", 0, 0, 0, (), 0.0, note="no run yet")
+        return self._last.summary()
+
+    def reset(self) -> None:
+        """Forgets a run that was interrupted."""
+        self._run = None
+
+    # -- one call
+
+    def _at(self, level: float, cond_scale: Any) -> _Run:
+        """The run that a call at this noise level belongs to."""
+        first = self._calls.sigmas[0]
+        if self._run is None or self._run.finished or (_same(level, first) and not self._run.expects(level)):
+            if not _same(level, first):
+                raise ScheduleError(
+                    f"the run starts at sigma = {level:.4g}, but the model was told sigmas from {first:.4g} on; write "
+                    "GuidedDenoiser(..., sigmas=) with the sigmas that the sampler gets"
+                )
+            self._run = self._last = self._begin(cond_scale)
+        self._run.arrived(level)
+        return self._run
+
+    def _begin(self, cond_scale: Any) -> _Run:
+        scale = float(cond_scale.max()) if isinstance(cond_scale, Tensor) else float(cond_scale)
+        log_snr = [_log_snr(sigma, self._flow) for sigma in self._calls.sigmas]
+        run = self._calls.run(self._grid, scale, log_snr)
+        return _Run(self._calls, lambda: DenoisedGuide(self._maker.guide(run), self._calls.units))
+
+    def _pair(self, x: Tensor, sigma: Any, cond: Any, uncond: Any, more: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if not self._batched:
+            return self._denoiser(x, sigma, cond=cond, **more), self._denoiser(x, sigma, cond=uncond, **more)
+        twice = torch.cat([sigma, sigma]) if isinstance(sigma, Tensor) and sigma.ndim else sigma
+        both = self._denoiser(torch.cat([x, x]), twice, cond=joined(uncond, cond, len(x)), **more)
+        unconditional, conditional = both.chunk(2)
+        return conditional, unconditional
+
+
+class _Run:
+    """One run of a sampler, call by call."""
+
+    def __init__(self, calls: Calls, guide: Callable[[], DenoisedGuide]) -> None:
+        self.call = -1
+        self._calls, self._make = calls, guide
+        self._guide: DenoisedGuide | None = guide()
+        self._subject: tuple[Any, ...] = ()  # what the guidance is between
+        self._evaluations: list[int] = []
+        self._note = ""
+        self._plan = self._guide.guide.plan
+        self._started = self._ended = time.perf_counter()
+
+    def expects(self, level: float) -> bool:
+        """Is the next call at this noise level?"""
+        following = self.call + 1
+        return following < len(self._calls.sigmas) and _same(level, self._calls.sigmas[following])
+
+    @property
+    def finished(self) -> bool:
+        return not self._note and len(self._evaluations) == len(self._calls.sigmas)
+
+    def arrived(self, level: float) -> None:
+        if self._guide is not None and not self.expects(level):
+            self._note = (
+                f"call {self.call + 1} came at sigma = {level:.4g}, which was not expected: from there on the run was "
+                "plain guidance. Write GuidedDenoiser(..., sampler=), and the calls of the sampler are known before"
+            )
+            self._guide = None
+        self.call += 1
+
+    def guide_for(self, cond: Any, uncond: Any, shape: torch.Size) -> DenoisedGuide | None:
+        """The guide; a new one when the conditions or the latents are no longer the same."""
+        subject = (cond, uncond, shape)
+        changed = self._subject and not (
+            self._subject[0] is cond and self._subject[1] is uncond and self._subject[2] == shape
+        )
+        if changed and self._guide is not None:
+            self._guide = self._make()
+        self._subject = subject
+        return self._guide
+
+    def count(self, evaluations: int) -> None:
+        self._evaluations.append(evaluations)
+        self._ended = time.perf_counter()
+        if self.finished:
+            self._plan = self._guide.guide.plan if self._guide is not None else self._plan
+            self._guide, self._subject = None, ()  # and the terms in it
+
+    def summary(self) -> Summary:
+        return Summary(
+            pipeline="thg.GuidedDenoiser",
+            steps=max(len(self._calls.sigmas), len(self._evaluations)),
+            nfe=sum(self._evaluations),
+            cfg_nfe=2 * max(len(self._calls.sigmas), len(self._evaluations)),
+            evaluations=tuple(self._evaluations),
+            seconds=self._ended - self._started,
+            plan=None if self._note else self._plan,
+            finished=len(self._evaluations) >= len(self._calls.sigmas),
+            note=self._note,
+        )
+
+
+# -- the calls of a sampler
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME, abs_tol=1e-9)
+
+
+def _log_snr(sigma: float, flow: bool) -> float:
+    if sigma <= 0:
+        return math.inf
+    alpha = 1 - sigma if flow else 1.0
+    return 2 * math.log(alpha / sigma) if alpha > 0 else -math.inf
+
+
+def _expected(grid: Sequence[float]) -> Calls:
+    """One call at each noise level but the last."""
+    levels = tuple(grid[:-1])
+    return Calls(levels, tuple(-sigma for sigma in levels), no_response="the sampler is not known")
+
+
+def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
+    """The calls of a sampler, found by running it on numbers. Its noise comes from a generator that is put back."""
+    named = inspect.signature(sampler).parameters
+    quiet = {"disable": True} if "disable" in named else {}
+    sigmas = torch.tensor(grid, dtype=torch.float32)
+
+    def on_numbers(start: Tensor, answer: Answer) -> Tensor:
+        def model(x: Tensor, sigma: Any, **_: Any) -> Tensor:
+            level = torch.as_tensor(sigma, dtype=x.dtype).reshape(-1)[0]
+            return x - level * answer(x, level)
+
+        return sampler(model, start, sigmas, **quiet)
+
+    with torch.random.fork_rng(devices=[]):
+        return trace(on_numbers, lambda sigma: -sigma)
