@@ -71,6 +71,29 @@ def look_before_you_leap(leaps: Sequence[int]) -> tuple[int, ...]:
     return tuple(coarse)
 
 
+def rho_for(
+    tortoise: Sequence[float], hare: Sequence[float], evaluations: int, order: int, *, cutoff: int | None = None
+) -> float:
+    """The smallest rho with which Algorithm 2 comes closest to a number of evaluations without exceeding it.
+
+    tortoise, hare, order: as in `m_max`. cutoff: evaluations from this step on do not count.
+    """
+    c_t, c_h = np.asarray(tortoise, dtype=np.float64), np.asarray(hare, dtype=np.float64)
+    leaps = np.arange(1, len(c_t) + 1)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        changes = leaps**order * c_h / c_t  # the rho at which a leap grows to this length
+    counts, end = {}, len(c_t) if cutoff is None else cutoff
+    for rho in np.unique(changes[np.isfinite(changes) & (changes > 0)]) * (1 + 1e-9):
+        grid = look_before_you_leap(m_max(tortoise, hare, float(rho), order))
+        counts[float(rho)] = sum(i < end for i in grid)
+    fitting = {rho: count for rho, count in counts.items() if count <= evaluations}
+    if not fitting:
+        raise PlanError(
+            f"no rho leads to {evaluations} evaluations or fewer: some steps have no tortoise error to compare with"
+        )
+    return max(fitting, key=lambda rho: (fitting[rho], -rho))
+
+
 def every_nth(steps: int, every: int) -> tuple[int, ...]:
     """Each `every`-th step, from 0."""
     return tuple(range(0, steps, every))
