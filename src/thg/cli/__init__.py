@@ -16,14 +16,14 @@ from thg.distribution import __version__, missing_module
 from thg.errors import THGError
 
 COMMANDS = {
-    "generate": "make pictures (or sounds) with a pipeline, and say what was saved",
+    "generate": "make pictures (or sounds) with a pipeline, and report what was saved",
     "compare": "the same seeds with plain CFG, the paper's plan and ours, side by side",
     "demo": "the comparison on several prompts of the shipped model",
     "plan": "show a plan, or what a profile would give",
-    "calibrate": "measure where the guidance of a model may leap",
-    "bench": "compare thg with its rivals",
+    "calibrate": "measure where the guidance of a model can be predicted",
+    "bench": "compare thg with other methods",
     "report": "rebuild the report of a benchmark",
-    "studio": "see it in the browser",
+    "studio": "compare interactively in the browser",
     "doctor": "versions, devices, and what is missing or broken",
 }
 

@@ -1,4 +1,4 @@
-"""`thg calibrate`: measures where the guidance of a model may leap, and writes a profile."""
+"""`thg calibrate`: measures where the guidance of a model can be predicted, and writes a profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the profile to write, such as profile.json")
     parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
     parser.add_argument("--column", help="which column of the file holds the prompts")
-    parser.add_argument("--samples", type=int, help="take the first so many prompts (default: all, or 60 of ours)")
+    parser.add_argument(
+        "--samples", type=int, help="use only the first N prompts (default: all, or 60 for the shipped models)"
+    )
     parser.add_argument("--steps", type=options.whole_number(1), help="sampler steps (default: the model's own)")
     parser.add_argument("--guidance-scale", type=options.guidance, help="w (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=SENSITIVITY_SAMPLES,
         help="samples for the sensitivity curve, eleven runs each; 0 leaves it out (default: %(default)s)",
     )
-    parser.add_argument("--folder", type=Path, help="where finished batches are kept (default: OUT.parts)")
+    parser.add_argument("--folder", type=Path, help="where finished batches are stored (default: OUT.parts)")
     parser.add_argument("--force", action="store_true", help="replace an existing profile")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options.add_model_arguments(parser)
@@ -75,11 +77,11 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         return read_prompts(args.prompts, args.column, args.samples)
     if args.model in pipelines.SHIPPED:
         return shipped_prompts(args.samples or SHIPPED_SAMPLES)
-    raise ProfileError("which prompts? Write --prompts FILE (txt with one a line, csv, tsv or jsonl)")
+    raise ProfileError("no prompts were given; write --prompts FILE (txt with one a line, csv, tsv or jsonl)")
 
 
 def shipped_prompts(count: int) -> list[str]:
-    """Prompts for the shipped models: garments and tones in turn."""
+    """Prompts for the shipped models, over all garments and tones."""
     every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
     shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
     return [shuffled[i % len(shuffled)] for i in range(count)]

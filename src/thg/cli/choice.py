@@ -1,4 +1,4 @@
-"""The --plan option: what a user may write for it."""
+"""The --plan option."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def chosen_plan(text: str) -> Choice | bool:
     if not path.is_file():
         raise PlanError(
             f"--plan {text!r} is not default, cfg, a tolerance such as 1%, a preset ({', '.join(sorted(PRESETS))}), "
-            "a share such as 0.65, a number such as 70, or a file that is there"
+            "a share such as 0.65, a number such as 70, or an existing file"
         )
     return _from_file(path)
 

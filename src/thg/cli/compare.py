@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Made:
-    """The pictures of one method, and what they have cost."""
+    """The pictures of one method, and their cost."""
 
     title: str
     pictures: list[Any]

@@ -1,4 +1,4 @@
-"""`thg doctor`: versions, devices, extras, and the broken environments that are seen most often, with the remedy."""
+"""`thg doctor`: versions, devices, extras, and the most common broken environments, each with its fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thg.cli.bfloat16 import bfloat16_works, remedy
 from thg.distribution import EXTRAS, NAME, __version__, install_line
 from thg.models import ShippedName, shipped_path
 
-# Imported in a process of their own: a CUDA build of these beside another torch breaks transformers with them.
+# Imported in a child process: a build for another torch fails on import, and takes transformers with it.
 FRAGILE = ("torchvision", "torchaudio")
 
 
@@ -84,7 +84,7 @@ def _extras() -> list[Finding]:
 def _extra(name: str, modules: tuple[str, ...]) -> Finding:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        return Finding(f"extra {name}", f"{', '.join(missing)} not there: {install_line(name)}", None)
+        return Finding(f"extra {name}", f"{', '.join(missing)} not installed: {install_line(name)}", None)
     shown = [f"{module} {_version(module)}" for module in modules if module != "PIL"]
     return Finding(f"extra {name}", ", ".join(shown))
 
@@ -100,14 +100,14 @@ def _fragile() -> list[Finding]:
     findings = []
     for module in FRAGILE:
         if importlib.util.find_spec(module) is None:
-            findings.append(Finding(module, "not there, and not needed", None))
+            findings.append(Finding(module, "not installed (not needed)", None))
             continue
         done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
         if done.returncode == 0:
             findings.append(Finding(module, _version(module)))
         else:
-            reason = (done.stderr.strip().splitlines() or ["it does not import"])[-1]
-            remedy = f"it does not fit this torch and breaks transformers; write pip uninstall {module} ({reason})"
+            reason = (done.stderr.strip().splitlines() or ["the import fails"])[-1]
+            remedy = f"built for another torch, which breaks transformers; write pip uninstall {module} ({reason})"
             findings.append(Finding(module, remedy, ok=False))
     return findings
 
@@ -116,5 +116,5 @@ def _shipped() -> list[Finding]:
     names: tuple[ShippedName, ...] = ("eps", "flow")
     found = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
     return [
-        Finding(f"shipped model {name}", "there" if ok else "missing: reinstall thg", ok) for name, ok in found.items()
+        Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok) for name, ok in found.items()
     ]

@@ -23,7 +23,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_loading_arguments(group: argparse._ActionsContainer) -> None:
     """Which pipeline, and where it runs."""
     group.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
-    group.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best there is)")
+    group.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best available)")
     group.add_argument("--dtype", choices=sorted(DTYPES), help="precision of the weights (default: float32 on the CPU)")
     group.add_argument(
         "--offload",
@@ -37,7 +37,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--steps", type=whole_number(1), help="sampler steps (default: the model's own)")
     group.add_argument("--guidance-scale", type=guidance, help="w (default: the model's own)")
-    group.add_argument("--negative-prompt", help="what to keep away from")
+    group.add_argument("--negative-prompt", help="what the picture should not show")
     group.add_argument("--width", type=whole_number(1), help="in pixels (default: the model's own)")
     group.add_argument("--height", type=whole_number(1), help="in pixels (default: the model's own)")
     group.add_argument("--seed", type=int, default=0, help="seed of the first picture (default: 0)")

@@ -18,7 +18,7 @@ from thg.models.schedulers import Schedulers
 
 SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
 DEFAULT_STEPS = {"eps": 50, "flow": 28}
-USUAL_STEPS = 50  # of pipelines whose call does not tell
+USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
 
 
@@ -60,7 +60,7 @@ def steps_of(args: argparse.Namespace, pipe: Any) -> int:
 
 
 def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
-    """The guidance scale of a run: the one asked for, else the model's own. None where the pipeline tells none."""
+    """The guidance scale of a run: the one asked for, else the model's own. None if the pipeline has no default."""
     scale = args.guidance_scale or DEFAULT_GUIDANCE.get(args.model) or _default(pipe, _guidance_name(pipe))
     return None if scale is None else float(scale)
 
@@ -112,7 +112,7 @@ def _default(pipe: Any, name: str) -> Any:
 
 
 def _quiet() -> None:
-    """Errors of the libraries are reported by the command; their warnings are not for its users."""
+    """Silences the libraries: the command reports their errors, and their warnings address programmers."""
     try:
         import diffusers
         import transformers

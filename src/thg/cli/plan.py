@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> None:
-    """An option that would change nothing is an error: its user expects another plan than would be printed."""
+    """An option without effect is an error: the user expects another plan than the one printed."""
     needs_profile = {"sweep", "plot", "rho", "method", "cutoff", "boost"}
     if args.sweep and profile is not None:
         idle = {"error", "nfe", "method", "hare_order", "corrector", "json", "plot"}

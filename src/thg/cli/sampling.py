@@ -1,4 +1,4 @@
-"""One seeded run of a pipeline, and what it has cost."""
+"""One seeded run of a pipeline, and its cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thg.plans.planners import Choice
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a run has made. kind: "image", "audio" or "video"; items: one per prompt."""
+    """The results of a run. kind: "image", "audio" or "video"; items: one per prompt."""
 
     kind: str
     items: list[Any]
@@ -69,7 +69,7 @@ def _counted(pipe: Any) -> Iterator[Rows | None]:
 
 
 def _called(pipe: Any, call: dict[str, Any]) -> Any:
-    """The pipeline's call; what it refuses (it says so by a ValueError) is an error of one line."""
+    """Calls the pipeline; its own errors on bad arguments (ValueError) and on lack of memory become one line."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "invalid value encountered in cast", RuntimeWarning)  # NaN as a pixel
@@ -103,7 +103,7 @@ def _smaller(batch: int) -> str:
 
 
 def _broken(pipe: Any) -> NonFiniteError:
-    return NonFiniteError(f"{type(pipe).__name__} has made NaN or infinity; in half precision, try --dtype float32")
+    return NonFiniteError(f"{type(pipe).__name__} produced NaN or infinity; in half precision, try --dtype float32")
 
 
 def _items(output: Any) -> tuple[str, list[Any]]:
@@ -111,4 +111,4 @@ def _items(output: Any) -> tuple[str, list[Any]]:
         value = getattr(output, name, None)
         if value is not None:
             return kind, list(value)
-    raise THGError(f"this command cannot show what {type(output).__name__} holds")
+    raise THGError(f"this command cannot save the results in a {type(output).__name__}")

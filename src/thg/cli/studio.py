@@ -29,9 +29,9 @@ PORT = 7861
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_loading_arguments(parser)
     parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
-    parser.add_argument("--port", type=int, default=PORT, help=f"0 takes any free one (default: {PORT})")
+    parser.add_argument("--port", type=int, default=PORT, help=f"0 for any free port (default: {PORT})")
     parser.add_argument(
-        "--host", help="the address to open to other machines, which are then asked for a token (default: none)"
+        "--host", help="listen on this address for other machines too, with a token (default: this machine only)"
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address and do not open it")
     parser.set_defaults(scheduler=None)  # chosen on the page
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> Model:
-    """The pipeline with its profile, and the lines of Python that load it as it was loaded here."""
+    """The pipeline with its profile, and the Python code that loads it in the same way."""
     profile = Profile.load(args.profile) if args.profile else None
     shipped = args.model in pipelines.SHIPPED
     _say(f"loading {'the shipped model ' if shipped else ''}{args.model} ...")
@@ -88,7 +88,7 @@ def _say(text: str) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Before the model is loaded, so that a port in use costs no waiting."""
+    """Opens the port; before the model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

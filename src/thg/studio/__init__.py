@@ -1,5 +1,5 @@
-"""A local page on which plain guidance and thg are seen side by side, live: `thg studio`.
+"""A local web page that compares plain guidance and thg interactively: `thg studio`.
 
-`specs` says what a page may ask for, `plans` turns its wishes into plans, `engine` runs both sides, `jobs` lets one
-run at a time through, `gate` keeps strangers out, `app` speaks HTTP, `pages` hands out the page in `static`.
+`specs` defines the requests, `plans` turns them into plans, `engine` runs both sides, `jobs` queues the runs, `gate`
+controls access, `app` is the HTTP interface, `pages` serves the files in `static`.
 """

@@ -1,7 +1,7 @@
 """The studio's HTTP: the page, plans, runs.
 
-A run is one POST whose answer is a stream of events. The connection is the job: closing it, by the cancel button or
-with the tab, ends the run.
+A run is one POST whose answer is a stream of events. Closing the connection, with the cancel button or the tab, cancels
+the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thg.studio.gate import Gate, Receive, Scope, Send
 from thg.studio.jobs import Job, QueueFull, Worker
 
 WAITING = 8  # jobs in the queue beside the running one
-PATIENCE = 0.5  # seconds after which a silent stream looks whether its client is still there
+KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
 
 
 def create_app(engine: Engine, *, host: str | None = None, token: str | None = None, waiting: int = WAITING) -> Gate:
@@ -75,19 +75,19 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
         return {"running": running, "waiting": waiting, "limit": worker.limit}
 
     @app.post("/api/plan")
-    def plan(request: specs.PlanRequest) -> dict[str, Any]:  # not async: planning keeps no stream waiting
+    def plan(request: specs.PlanRequest) -> dict[str, Any]:  # not async: planning must not block the streams
         chosen, note = engine.plan(request)
         return {**plans.for_page(request.plan, chosen), "note": note}
 
     @app.post("/api/runs")
     async def run(request: specs.RunRequest, http: Request) -> Response:
-        chosen, _ = await run_in_threadpool(engine.plan, request)  # what cannot be planned is not even queued
+        chosen, _ = await run_in_threadpool(engine.plan, request)  # an impossible plan is refused before it is queued
         job = worker.submit(lambda emit, cancelled: engine.compare(request, chosen, emit, cancelled))
         return JobResponse(job, worker, http)
 
 
 class JobResponse(StreamingResponse):
-    """A job's events as server-sent events. However this ends, the job ends with it."""
+    """A job's events as server-sent events. The job is cancelled when the response ends, for whatever reason."""
 
     def __init__(self, job: Job, worker: Worker, http: Request) -> None:
         super().__init__(_stream(job, http), media_type="text/event-stream")
@@ -102,11 +102,11 @@ class JobResponse(StreamingResponse):
 
 
 async def _stream(job: Job, http: Request) -> AsyncIterator[str]:
-    async for event in job.events(PATIENCE):
+    async for event in job.events(KEEP_ALIVE):
         if await http.is_disconnected():
             return
         if event is None:
-            yield ": still here\n\n"
+            yield ": keep-alive\n\n"
         else:
             name, data = event
             yield f"event: {name}\ndata: {json.dumps(data)}\n\n"

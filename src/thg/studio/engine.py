@@ -1,4 +1,4 @@
-"""Runs one comparison: plain CFG, then thg, from the same seeds, telling the page about each step."""
+"""Runs one comparison: plain CFG, then thg, from the same seeds, with an event for each step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from thg.studio.script import reproduce
 from thg.studio.specs import PlanRequest, RunRequest
 
 Side = Literal["plain", "thg", "fewer"]
-KEPT = 4  # plain sides that are remembered, so that only thg runs again when the plan changes
+KEPT = 4  # cached results of plain CFG: when only the plan changes, only thg runs again
 
 
 @dataclass(frozen=True)
 class Result:
-    """One side that is done. nfe: network evaluations per sample; seconds: without the previews; note: of thg's run."""
+    """The result of one side. nfe: network evaluations per sample; seconds: without the previews; note: of thg's run."""
 
     output: Output
     nfe: int
@@ -38,7 +38,7 @@ class Result:
 
 
 class Engine:
-    """The one model, and the runs on it. `compare` belongs to one thread; `plan` may be called from any."""
+    """The model and its runs. `compare` is called from one thread only; `plan` from any."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -46,7 +46,7 @@ class Engine:
         self._warm = False
 
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
-        """The plan, and what is to be said about it."""
+        """The plan, and a note on it (may be empty)."""
         run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
         plan = plans.make_plan(request.plan, run, self.model.profile)
         return plan, plans.note(request.plan, plan, run, self.model.profile)
@@ -81,7 +81,7 @@ class Engine:
         emit("done", done)
 
     def _warm_up(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
-        """Two steps before the first run. The very first are slow, and plain CFG, which has them, would look so."""
+        """Two steps before the first run: the first ones are slow, and would be charged to plain CFG."""
         if not self._warm:
             emit("warming", {})
             short = request.model_copy(update={"steps": 2, "scheduler": None})
@@ -160,7 +160,7 @@ class Engine:
         return arguments
 
     def _callback(self, after_step: Any) -> dict[str, Any]:
-        """The pipeline's own way of telling about its steps; a pipeline without one shows no progress."""
+        """The pipeline's own callback after each step; without one there is no progress."""
         if "callback_on_step_end" in self.model.takes:
 
             def on_step_end(pipe: Any, step: int, time: Any, tensors: dict[str, Any]) -> dict[str, Any]:

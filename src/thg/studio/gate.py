@@ -1,4 +1,4 @@
-"""Who may talk to the studio, and under which rules.
+"""Access control.
 
 A page on the internet must not be able to use a server on this machine: the Host header has to be one of ours (against
 DNS rebinding), and a request that a browser sends on behalf of another origin is refused. Beyond this machine, a token

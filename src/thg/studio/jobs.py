@@ -1,7 +1,6 @@
-"""One generation at a time: a bounded queue of jobs and the one thread that works through it.
+"""One run at a time: a bounded queue of jobs, and the one thread that executes them.
 
-A job lives as long as somebody listens to it. Whoever stops listening cancels it, in the queue or in the middle of a
-run, so a closed tab frees the worker.
+A job is cancelled when its client disconnects, in the queue or in the middle of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Emit = Callable[[str, dict[str, Any]], None]
 Work = Callable[[Emit, threading.Event], None]
 
 FINAL = {"done", "failed"}  # the last event of a job is one of these
-BEHIND = 20  # events on their way from which on a listener gets no more previews, which are the bulk of them
+BEHIND = 20  # unsent events above which a slow client gets no previews, which are most of the data
 
 log = logging.getLogger("thg.studio")
 
@@ -36,11 +35,11 @@ class QueueFull(THGError):
 
 
 class Cancelled(Exception):
-    """Raised inside a run whose listener has gone."""
+    """Raised inside a run whose client has disconnected."""
 
 
 class Job:
-    """A piece of work, and the events on their way from the worker's thread to the one listener."""
+    """A run, and the queue of its events from the worker's thread to the client."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -54,11 +53,11 @@ class Job:
             data = {**data, "previews": None}
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (name, data))
-        except RuntimeError:  # the server's loop is closed: nobody is left to hear it
+        except RuntimeError:  # the event loop of the server is closed
             self.cancelled.set()
 
     async def events(self, patience: float) -> AsyncIterator[Event | None]:
-        """The events up to the final one; None whenever nothing has happened for `patience` seconds."""
+        """The events up to the final one; None after each `patience` seconds without one."""
         while True:
             try:
                 event = await asyncio.wait_for(self._events.get(), patience)
@@ -71,14 +70,14 @@ class Job:
 
 
 class Worker:
-    """The thread that runs the jobs in order of arrival."""
+    """The thread that executes the jobs in order of arrival."""
 
     def __init__(self, waiting: int) -> None:
         self.limit = waiting
         self._waiting: deque[Job] = deque()
         self._change = threading.Condition()
         self._running: Job | None = None
-        self._seconds = 5.0  # that the last job took: after about so long there is room for another
+        self._seconds = 5.0  # that the last job took: the estimate for Retry-After
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="thg-studio-worker", daemon=True)
 
@@ -113,7 +112,7 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Harmless on a job that is over."""
+        """Does nothing if the job is finished."""
         job.cancelled.set()
         with self._change:
             if job in self._waiting:
@@ -150,6 +149,6 @@ class Worker:
             job.emit("failed", {"message": "cancelled"})
         except THGError as error:
             job.emit("failed", {"message": str(error)})
-        except Exception as error:  # whatever a model may raise: the page says it and the server goes on
+        except Exception as error:  # a model may raise anything: the page shows it and the server continues
             log.exception("a run failed")
             job.emit("failed", {"message": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})

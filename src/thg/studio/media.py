@@ -1,4 +1,4 @@
-"""Outputs as the page gets them (PNG, WAV, frames), and how far two outputs are apart."""
+"""Outputs as files for the page (PNG, WAV, frames), and the PSNR between two outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRAMES_PER_SECOND = 8
 
 @dataclass(frozen=True)
 class Output:
-    """What a pipeline has made: one array per seed. Pixels lie in [0, 1], samples in [-1, 1]."""
+    """The output of a pipeline: one array per seed. Pixels lie in [0, 1], samples in [-1, 1]."""
 
     kind: Kind
     items: tuple[Array, ...]
@@ -32,7 +32,7 @@ class Output:
 
     @classmethod
     def of(cls, result: Any, pipe: Any) -> Output:
-        """Reads a pipeline's output; it was asked for numpy."""
+        """Reads a pipeline's output (output_type="np")."""
         if (images := getattr(result, "images", None)) is not None:
             return cls("image", tuple(_array(image) for image in images))
         if (audios := getattr(result, "audios", None)) is not None:

@@ -1,4 +1,4 @@
-"""The loaded pipeline: what it is called, what it takes, what is known of a run on it."""
+"""The loaded pipeline: its name, its arguments, and what is known of a run before it starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thg.studio.specs import DefaultSpec
 
 
 class Model:
-    """A pipeline, and what the page should know of it.
+    """A pipeline, with what the page needs to know about it.
 
     source: the lines of Python that load it. batch: pictures that the page begins with. call: more arguments for each
     of its calls. profile: what was measured on it; without one, what thg ships for a network of its kind.
@@ -44,7 +44,7 @@ class Model:
         call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
     ) -> None:
-        with thg.enabled(pipe):  # refuses now, and not at the first click, what thg cannot work with
+        with thg.enabled(pipe):  # an unsupported pipeline is refused at start-up
             pass
         self.pipe = pipe
         self.name = name
@@ -130,7 +130,7 @@ def _known_run(scheduler: Any, steps: int) -> Run:
 
 
 def _usual_guidance(pipe: Any) -> float:
-    """The default of the pipeline's own call, where it is guidance at all."""
+    """The default of the pipeline's own call, if that is above 1."""
     parameters = inspect.signature(type(pipe).__call__).parameters
     for name in ("true_cfg_scale", "guidance_scale"):
         value = parameters[name].default if name in parameters else None

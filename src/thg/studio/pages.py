@@ -1,4 +1,4 @@
-"""The files of the page, as they are in the package."""
+"""Serves the files of the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {
 
 
 def files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page, read once: what a client asks for is looked up here, and no path is ever opened."""
+    """The files of the page, read once: requests are looked up here, and no path from a client is ever opened."""
     found = {}
     pending = [("", resources.files("thg.studio") / "static")]
     while pending:

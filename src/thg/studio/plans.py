@@ -1,4 +1,4 @@
-"""Turns what the page asks for into a plan, by thg's own planners; the page only draws the answer."""
+"""Makes the plan that a request asks for, with thg's planners; the page only draws the answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _paper_plan(name: str, run: Run) -> Plan:
 
 
 def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
-    """What the reader should know of a plan, or nothing."""
+    """A note on the plan for the user, or an empty string."""
     notes = []
     if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
         instead = "the plan is a guess" if spec.rho is not None else "the plan is that of models without a profile"
@@ -71,7 +71,7 @@ def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
 
 
 def _stretched(spec: CustomSpec, calls: int) -> Plan:
-    """The grid as it is, or with every step moved to where it stands in a run of another length."""
+    """The grid, scaled to the length of the run."""
     drawn = Plan(spec.of, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order, spec.corrector)
     if calls == drawn.steps:
         return drawn
@@ -92,7 +92,7 @@ def as_python(spec: PlanSpec, plan: Plan) -> str:
 
 
 def for_page(spec: PlanSpec, plan: Plan) -> dict[str, Any]:
-    """All that the page needs to draw a plan."""
+    """The data from which the page draws a plan."""
     return {
         "plan": json.loads(plan.to_json()),
         "evaluates": [plan.evaluates(i) for i in range(plan.steps)],

@@ -1,4 +1,4 @@
-"""Pictures of a run that is not yet over.
+"""Previews of a run in progress.
 
 The state of a run is noisy to the end. Two states that follow each other tell more: on a first-order step
 x = alpha x0 + sigma eps holds at both ends with the same x0 and eps, so x0, where the run is heading, is known without

@@ -1,4 +1,4 @@
-"""The few lines of Python that make the same picture without the studio."""
+"""The Python script that makes the same picture without the studio."""
 
 from __future__ import annotations
 

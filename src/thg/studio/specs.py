@@ -1,4 +1,4 @@
-"""What the page may ask for, and the limits. Anything else is refused before it reaches the model."""
+"""The requests that the studio accepts, with their limits; anything else is refused before it reaches the model."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class RunRequest(PlanRequest):
 
 
 def in_words(errors: list[dict[str, object]]) -> str:
-    """Pydantic's list of errors as one sentence that a person can act on."""
+    """Pydantic's list of errors as one sentence for the user."""
     said = []
     for error in errors[:3]:
         place = error.get("loc")

@@ -155,7 +155,7 @@ class Page {
     this.downloads.show(null);
     this.stage.begin(result.settings);
     $("cancel").disabled = false;
-    say("asking for a place");
+    say("waiting for the server");
     if (matchMedia("(max-width: 1020px)").matches) $("stage").scrollIntoView({ behavior: "smooth", block: "start" });
     try {
       await run(result.settings, (name, data) => running === this.running && this.hear(name, data, result), running.signal);
@@ -178,7 +178,7 @@ class Page {
 
   hear(name, data, result) {
     if (name === "queued") say(data.ahead ? `${data.ahead} ahead of you` : "starting");
-    if (name === "warming") say("warming up: two steps that are not counted");
+    if (name === "warming") say("warming up (two steps, not counted)");
     if (name === "started") {
       result.plan = data;
       say("running");

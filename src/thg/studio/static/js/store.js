@@ -1,5 +1,5 @@
-// The last runs, kept in this browser (IndexedDB holds the pictures as they are). Without it, the history lasts as long
-// as the page.
+// The last runs, stored in this browser by IndexedDB. Where that is not available, the history lasts until the page is
+// closed.
 
 export const KEPT = 30;
 
