@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 
 import numpy as np
@@ -84,8 +85,8 @@ def test_a_models_own_steps_and_guidance(here, folder):
     assert (how["steps"], how["guidance_scale"]) == (28, 7.0)  # of StableDiffusion3Pipeline's
 
 
-def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(here, folder, monkeypatch):
-    words = ["generate", "a bag", "--model", str(folder), "--steps", "3", "--count", "3"]
+def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(here, folder, monkeypatch, capsys):
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "6", "--count", "3", "--plan", "0.75"]
     assert main([*words, "--batch-size", "3", "-o", "whole.png"]) == 0
     seen = []
     call = pipelines.call_arguments
@@ -97,9 +98,11 @@ def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(her
     monkeypatch.setattr(pipelines, "call_arguments", spy)
     assert main([*words, "--batch-size", "2", "-o", "part.png"]) == 0
     assert seen == [(2, 0), (1, 2)]
+    assert re.search(r"estimated difference from plain CFG: .* \(the worst of 3\)", capsys.readouterr().out)
     for i in range(3):
         assert np.abs(pixels(f"whole-{i}.png") - pixels(f"part-{i}.png")).max() <= 1
         assert history(f"part-{i}.png")["seed"] == i
+        assert 0 < history(f"part-{i}.png")["estimated_error"] < 1
 
 
 def test_existing_files_are_not_overwritten(here, folder, capsys):
@@ -202,17 +205,16 @@ def test_schedulers_that_add_noise(here, folder, capsys, scheduler):
 
 
 def test_compare_has_a_column_of_the_same_cost_and_the_worst_picture(here, capsys):
-    assert main(["compare", "a bag", "a coat", "--steps", "12"]) == 0
+    assert main(["compare", "a bag", "a coat", "--steps", "24"]) == 0
     lines = {line[:28].strip(): line[28:] for line in capsys.readouterr().out.splitlines()}
     assert list(lines)[:3] == ["plain CFG", "thg", "plain CFG, same evaluations"]
     counts = [int(lines[name].split()[0]) for name in list(lines)[:3]]
-    assert counts[0] == 24
+    assert counts[0] == 48
     assert counts[1] <= counts[2] <= counts[1] + 1
+    assert "estimated error " in lines["thg"]
     for name in list(lines)[1:3]:
-        mean, worst = (
-            float(part.split()[0]) for part in lines[name].split("s   ")[1].replace(", worst", " ").split(" dB")
-        )
-        assert worst <= mean < 100
+        mean, worst = map(float, re.search(r"([\d.]+) dB, worst ([\d.]+)", lines[name]).groups())
+        assert worst < mean < 100
 
 
 def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):

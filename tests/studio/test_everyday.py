@@ -137,6 +137,23 @@ def test_the_same_evaluations_are_those_of_fewer_steps(studio):
     assert 5 < last["psnr_fewer"][0] < last["psnr"][0]
 
 
+def test_the_estimate_is_told_for_each_seed(studio):
+    with studio.client() as client:
+        heard = finished(client, run_wish(steps=20, batch=2, plan={"kind": "default", "error": 0.1}))
+    estimates = heard[-1][1]["estimated_error"]
+    assert len(estimates) == 2
+    assert all(0 < error < 1 for error in estimates)
+
+
+@pytest.mark.browser
+def test_the_estimate_is_shown_and_stays_in_the_history(opened):
+    page = opened("/#plan=default&error=0.1")
+    set_up(page, seed=7, steps=20)
+    generate(page)
+    expect(page.locator("#remark")).to_contain_text("Estimated difference from plain CFG: ")
+    expect(page.locator("#history small")).to_contain_text("· est. ")
+
+
 def test_advice_for_the_page_is_for_people(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish(steps=30, plan={"kind": "paper", "preset": "sd15"}))

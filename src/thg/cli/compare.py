@@ -44,12 +44,13 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Made:
-    """The pictures of one method, and their cost."""
+    """The pictures of one method, their cost, and the worst of their estimated errors where there are any."""
 
     title: str
     pictures: list[Any]
     nfe: int
     seconds: float
+    error: float | None
 
 
 class Comparison:
@@ -95,7 +96,9 @@ class Comparison:
                 "thg compare shows pictures; for sounds and videos: thg generate --plan cfg and --plan default"
             )
         pictures = [picture for part in parts for picture in part.items]
-        return Made(title, pictures, parts[0].nfe, sum(part.seconds for part in parts))
+        estimates = [part.summary.estimated_error for part in parts if part.summary is not None]
+        error = max((error for estimate in estimates for error in estimate or ()), default=None)
+        return Made(title, pictures, parts[0].nfe, sum(part.seconds for part in parts), error)
 
 
 def _column(made: Made, plain: Made) -> Column:
@@ -104,4 +107,6 @@ def _column(made: Made, plain: Made) -> Column:
         decibels = [psnr(a, b, peak=255) for a, b in zip(made.pictures, plain.pictures, strict=True)]
         worst = f", worst {mean_psnr([min(decibels)]):.1f}" if len(decibels) > 1 else ""
         caption += f"\n{mean_psnr(decibels):.1f} dB{worst}"
+    if made.error is not None:
+        caption += f"\nestimated error {made.error:.1%}"
     return Column(made.title, caption, made.pictures)

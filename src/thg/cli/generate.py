@@ -74,14 +74,15 @@ def _check_out(args: argparse.Namespace, count: int) -> None:
 def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: Any) -> list[Path]:
     """Writes the results of a batch; pictures carry how they were made."""
     plan = done.summary.plan if done.summary is not None else None
-    for path, item, about in zip(paths, done.items, abouts, strict=True):
+    estimates = (done.summary and done.summary.estimated_error) or [None] * len(paths)
+    for path, item, about, error in zip(paths, done.items, abouts, estimates, strict=True):
         if done.kind == "audio":
             files.save_sound(path, item, rate=sampling_rate(pipe))
         elif done.kind == "video":
             files.save_frames(path, item)
         else:
-            cost = {"nfe": done.nfe, "cfg_nfe": done.cfg_nfe, "plan": plan.to_dict() if plan is not None else None}
-            files.save_picture(path, item, {**about, **cost})
+            cost = {"nfe": done.nfe, "cfg_nfe": done.cfg_nfe, "estimated_error": error}
+            files.save_picture(path, item, {**about, **cost, "plan": plan.to_dict() if plan is not None else None})
     return paths
 
 
@@ -91,4 +92,7 @@ def _verdict(runs: list[Sampled]) -> str:
     report = runs[-1].summary
     if report is None:
         return f"plain CFG: {runs[-1].nfe} evaluations, {seconds:.2f} s"
-    return str(replace(report, seconds=seconds))
+    estimates = [done.summary.estimated_error for done in runs if done.summary is not None]
+    known = [estimate for estimate in estimates if estimate is not None]
+    together = tuple(error for estimate in known for error in estimate) if len(known) == len(runs) else None
+    return str(replace(report, seconds=seconds, estimated_error=together))

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from thg.plots.colours import HARE, TORTOISE
 from thg.plots.fonts import Font, font_for
 
-CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 88
+CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 108
 TITLE, TEXT, LINE = 17, 13, 18  # sizes of the letters, height of a line
 INK, FAINT, PAPER = (24, 24, 32), (110, 110, 122), (255, 255, 255)
 DETAIL = 4
@@ -27,7 +27,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Column:
-    """One method: its name, what it has cost in one line or two, and a picture for each row."""
+    """One method: its name, what it has cost in up to three lines, and a picture for each row."""
 
     title: str
     caption: str

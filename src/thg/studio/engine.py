@@ -29,12 +29,16 @@ KEPT = 4  # cached results of plain CFG: when only the plan changes, only thg ru
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one side. nfe: network evaluations per sample; seconds: without the previews; note: of thg's run."""
+    """The result of one side. nfe: network evaluations per sample; seconds: without the previews.
+
+    note, error: of thg's run; error is its estimated distance from plain CFG, for each seed.
+    """
 
     output: Output
     nfe: int
     seconds: float
     note: str = ""
+    error: tuple[float, ...] | None = None
 
 
 class Engine:
@@ -71,7 +75,12 @@ class Engine:
         hare = self._side("thg", request, plan, emit, cancelled)
         _tell(emit, "thg", hare, self._about(request, hare, plan))
         script = reproduce(self.model, request, drawn["python"], hare.output.kind)
-        done = {"psnr": psnr(hare.output, plain.output), "script": script, "note": hare.note}
+        done: dict[str, Any] = {
+            "psnr": psnr(hare.output, plain.output),
+            "script": script,
+            "note": hare.note,
+            "estimated_error": hare.error,
+        }
         if request.fewer_steps:
             steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg has made
             shorter = request.model_copy(update={"steps": steps})
@@ -113,17 +122,17 @@ class Engine:
         started = time.perf_counter()
         try:
             if plan is None:
-                result, nfe, note = pipe(**arguments), 2 * calls, ""
+                result, nfe, note, error = pipe(**arguments), 2 * calls, "", None
             else:
                 with api.enabled(pipe, plan):
                     result, report = pipe(**arguments), api.summary(pipe)
-                nfe, note = report.nfe, report.note
+                nfe, note, error = report.nfe, report.note, report.estimated_error
         finally:
             hook.remove()
             pipe.scheduler = self.model.schedulers.own
         stop_if_cancelled()
         seconds = time.perf_counter() - started - previews.seconds
-        return Result(Output.of(result, pipe), nfe, seconds, note)
+        return Result(Output.of(result, pipe), nfe, seconds, note, error)
 
     def _about(self, request: RunRequest, result: Result, plan: Plan | None = None) -> list[dict[str, Any]]:
         """How each picture of a side was made, for its metadata."""

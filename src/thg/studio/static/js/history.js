@@ -1,6 +1,6 @@
 // The list of the last runs.
 
-import { decibels, meanPsnr } from "./stage.js";
+import { decibels, meanPsnr, worst } from "./stage.js";
 import { showImage } from "./media.js";
 import { all, forget, keep, KEPT } from "./store.js";
 import { toLink } from "./settings.js";
@@ -68,7 +68,8 @@ export class History {
     }
     const title = Object.assign(document.createElement("strong"), { textContent: run.settings.prompt });
     const psnr = decibels(meanPsnr(run.psnr));
-    const text = `${run.sides.thg.nfe} of ${run.sides.plain.nfe} · ${psnr}`;
+    const estimate = run.estimated_error ? ` · est. ${worst(run.estimated_error)}` : "";
+    const text = `${run.sides.thg.nfe} of ${run.sides.plain.nfe} · ${psnr}${estimate}`;
     const about = Object.assign(document.createElement("small"), { textContent: text });
     button.append(pair, title, about);
     button.addEventListener("click", () => this.chosen(run));

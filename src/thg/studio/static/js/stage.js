@@ -1,6 +1,7 @@
 // The stage: both sides with their progress and numbers, and the three views of them.
 
 import { Difference, Swipe } from "./views.js";
+import { percent } from "./budget.js";
 import { previewOf } from "./media.js";
 import { Tiles } from "./tiles.js";
 
@@ -67,11 +68,14 @@ function small(text) {
   return Object.assign(document.createElement("small"), { textContent: text });
 }
 
+export const worst = (errors) => percent(Math.max(...errors));
+
 // What is worth knowing of a comparison beside its numbers.
-function remark({ sides, note }) {
+function remark({ sides, note, estimated_error }) {
   const slow = sides.thg.seconds > sides.plain.seconds;
+  const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}.` : "";
   const why = "Seconds lag behind evaluations: a network this small takes nearly as long for half a batch.";
-  return [note, slow ? why : ""].filter(Boolean).join(" ");
+  return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");
 }
 
 export class Stage {
