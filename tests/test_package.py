@@ -66,6 +66,7 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "shipped_pipeline",
     "summary",
     "tapered",
+    "tune",
     "uniform",
     "within",
 }

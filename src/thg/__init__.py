@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
     from thg.adapter.guider import TortoiseHareGuidance
     from thg.adapter.schedulers import read_schedule
-    from thg.calibration import calibrate
+    from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
 
 _LAZY = {
@@ -55,6 +55,7 @@ _LAZY = {
     "read_schedule": "thg.adapter.schedulers",
     "shipped_pipeline": "thg.models",
     "summary": "thg.adapter",
+    "tune": "thg.calibration",
 }
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "shipped_pipeline",
     "summary",
     "tapered",
+    "tune",
     "uniform",
     "within",
 ]

@@ -76,9 +76,12 @@ class Pipeline:
         return 0, self.steps
 
     def run(self, samples: Sequence[int], maker: GuideMaker) -> None:
-        batch = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
         with enabled(self.pipe, maker), torch.no_grad():
-            self.pipe(**batch, **self.arguments)
+            self.pipe(**self.batch(samples), **self.arguments)
+
+    def batch(self, samples: Sequence[int]) -> dict[str, Any]:
+        """The arguments of a run that differ from sample to sample."""
+        return {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
 
     def grid(self, run: Run) -> NoiseGrid:
         if len(set(run.positions)) != self.steps:

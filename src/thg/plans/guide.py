@@ -74,7 +74,7 @@ class Run:
             positions=self.positions[start:end],
             log_snr=self.log_snr and self.log_snr[start:end],
             times=self.times and self.times[start:end],
-            response=self.response and Response(self.response.matrix[start:end, start:end]),
+            response=self.response and self.response.part(start, end),
             end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
         )
 

@@ -52,6 +52,11 @@ class Response:
         """W_k: the response of the final state to the output of each call."""
         return tuple(self.matrix[-1].tolist())
 
+    def part(self, start: int, end: int) -> Response:
+        """Of the calls from `start` to `end` alone."""
+        scales = None if self.scales is None else self.scales[start:end]
+        return Response(self.matrix[start:end, start:end], scales)
+
     def seen(self, first: int, amounts: Sequence[float]) -> float:
         """What the network sees, at the call after them, of these amounts missing at the calls from `first` on."""
         j = first + len(amounts)

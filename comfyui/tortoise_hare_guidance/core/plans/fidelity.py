@@ -38,34 +38,39 @@ TINY_STEP = 0.1  # of an average step
 
 @dataclass(frozen=True)
 class Within:
-    """As many evaluations as keep the final latents within a tolerance; made by `within`."""
+    """As many evaluations as keep the final latents within a tolerance; made by `within` and `thg.tune`."""
 
     error: float = DEFAULT_ERROR
+    effort: float = 1.0
 
     def plan(self, run: Run) -> Plan:
-        count = evaluations_within(self.error, run)
+        count = evaluations_within(self.error, run, self.effort)
         coarse = balanced(run, count) if run.response is not None else even(run.steps, count)
         return Plan(run.steps, coarse, corrector=CORRECTOR, slope=SLOPE)
 
 
-def within(error: float = DEFAULT_ERROR) -> Within:
+def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
     """The default planner: spends the evaluations that keep the result close to plain CFG's, whatever the steps.
 
     error: how far the final latents of 95 % of runs may be from plain CFG's with the same seed, relative to their own
         norm. 0.01 is 1 %: a PSNR of 45 to 50 dB on the shipped models. It is an expectation, made without knowing the
         network; `summary(pipe).estimated_error` tells afterwards what came of it.
+    effort: evaluations that this network needs against those of the network that is assumed; `thg.tune` finds it.
     """
     if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
         raise PlanError(
             f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01) keeps the final latents "
             "within 1 % of plain CFG's"
         )
-    return Within(float(error))
+    if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0.1 <= effort <= 10:
+        raise PlanError(f"effort must lie between 0.1 and 10, not {effort!r}; thg.tune(pipe, prompts) finds it")
+    return Within(float(error), float(effort))
 
 
-def evaluations_within(error: float, run: Run) -> int:
+def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
     """How many unconditional evaluations the prior wants for this tolerance."""
-    count: float = EVALUATIONS * (DEFAULT_ERROR / error) ** (1 / ORDER) * run.steps / (run.steps + SHORT_RUN)
+    tightness: float = (DEFAULT_ERROR / error) ** (1 / ORDER)
+    count = effort * EVALUATIONS * tightness * run.steps / (run.steps + SHORT_RUN)
     if run.guidance_scale is not None and run.guidance_scale > 1:
         count *= ((run.guidance_scale - 1) / 4) ** GUIDANCE
     if run.response is None:

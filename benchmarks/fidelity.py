@@ -1,0 +1,137 @@
+"""Does the default keep its promise? The shipped models on held-out seeds, beside plain CFG and 0.1.0's default.
+
+    python benchmarks/fidelity.py --samples 60 --out results/fidelity
+
+For each model, scheduler, number of steps and guidance scale: the share of plain CFG's evaluations; PSNR of the picture
+to plain CFG's, mean and worst 5 %; how many runs end within 1 % of plain CFG's latents; and how many estimates
+(`summary.estimated_error`) are right within a factor of 2. Each cell is kept as a file, so the script goes on where it
+was stopped; the tables come at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import thg
+from thg.cli.calibrate import shipped_prompts
+from thg.files import write_atomically
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.models.schedulers import Schedulers
+
+HELD_OUT = 2_000_000  # the first seed
+FIRST_ORDER = {"eps": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}
+SECOND_ORDER = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
+PLANS: dict[str, Any] = {"default": None, "0.1.0": thg.tapered(0.65, corrector=0.7)}
+
+
+class Model:
+    """A shipped model and its held-out samples."""
+
+    def __init__(self, name: Any, samples: int, batch: int) -> None:
+        self.name, self.batch = name, batch
+        self.pipe: Any = thg.shipped_pipeline(name)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.schedulers = Schedulers(self.pipe.scheduler)
+        self.prompts = shipped_prompts(samples)
+
+    def latents(self, scheduler: str, steps: int, scale: float, plan: Any) -> tuple[torch.Tensor, float, list[float]]:
+        """Final latents, share of CFG's evaluations, and the estimated error of each sample (none for plain CFG)."""
+        self.pipe.scheduler = self.schedulers.make(scheduler)
+        made, errors, share = [], [], 1.0
+        for start in range(0, len(self.prompts), self.batch):
+            prompts = self.prompts[start : start + self.batch]
+            seeds = [torch.Generator().manual_seed(HELD_OUT + start + k) for k in range(len(prompts))]
+            call = {"prompt": prompts, "generator": seeds, "num_inference_steps": steps, "guidance_scale": scale}
+            call |= {"output_type": "latent", **DEFAULT_CALL[self.name]}
+            if plan is False:
+                made.append(self.pipe(**call).images)
+                continue
+            with thg.enabled(self.pipe, plan):
+                made.append(self.pipe(**call).images)
+                report = thg.summary(self.pipe)
+            share = report.nfe / report.cfg_nfe
+            errors += list(report.estimated_error or ())
+        return torch.cat(made), share, errors
+
+    @torch.no_grad()
+    def pictures(self, latents: torch.Tensor) -> torch.Tensor:
+        config = self.pipe.vae.config
+        latents = latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0)
+        return (self.pipe.vae.decode(latents, return_dict=False)[0] / 2 + 0.5).clamp(0, 1)
+
+    def measure(self, scheduler: str, steps: int, scale: float) -> dict[str, Any]:
+        plain, _, _ = self.latents(scheduler, steps, scale, False)
+        wanted = self.pictures(plain)
+        cell: dict[str, Any] = {"model": self.name, "scheduler": scheduler, "steps": steps, "guidance_scale": scale}
+        for name, plan in PLANS.items():
+            latents, share, estimated = self.latents(scheduler, steps, scale, plan)
+            wrong = (latents - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
+            square = (self.pictures(latents) - wanted).flatten(1).square().mean(dim=1).clamp(min=1e-10)
+            psnr = (-10 * square.log10()).tolist()
+            cell[name] = {"share": share, "psnr": psnr, "error": wrong.tolist(), "estimated": estimated}
+        return cell
+
+
+def cells(models: list[str], steps: list[int], scales: list[float]) -> Iterator[tuple[Any, str, int, float]]:
+    for model in models:
+        schedulers = (FIRST_ORDER[model], *SECOND_ORDER)
+        own = [DEFAULT_GUIDANCE[model], *scales]  # type: ignore[index]
+        yield from product((model,), schedulers, steps, own)
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    names = ["model", "scheduler", "w", "steps", "share", "PSNR mean / worst 5 %", "within 1 %", "estimate within 2x"]
+    head = "| " + " | ".join([*names, "0.1.0: share", "PSNR mean / worst 5 %"]) + " |"
+    lines = [head, "|---" * 10 + "|"]
+    for cell in found:
+        new, old = cell["default"], cell["0.1.0"]
+        error, estimated = np.array(new["error"]), np.array(new["estimated"])
+        right = "–" if not estimated.size else f"{np.mean(np.abs(np.log2(estimated / error)) <= 1):.0%}"
+        columns = [cell["model"], cell["scheduler"].removesuffix("Scheduler"), f"{cell['guidance_scale']:g}"]
+        columns += [
+            str(cell["steps"]),
+            f"{new['share']:.0%}",
+            _both(new["psnr"]),
+            f"{np.mean(error <= 0.01):.0%}",
+            right,
+        ]
+        lines.append("| " + " | ".join([*columns, f"{old['share']:.0%}", _both(old["psnr"])]) + " |")
+    return "\n".join(lines)
+
+
+def _both(psnr: list[float]) -> str:
+    return f"{np.mean(psnr):.1f} / {np.quantile(psnr, 0.05):.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["eps", "flow"])
+    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=20)
+    parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
+    parser.add_argument("--scales", type=float, nargs="*", default=[7.5], help="besides the model's own")
+    parser.add_argument("--out", type=Path, default=Path("results/fidelity"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    models: dict[str, Model] = {}
+    found = []
+    for name, scheduler, steps, scale in cells(options.models, options.steps, options.scales):
+        path = options.out / f"{name}-{scheduler}-{steps}-{scale:g}-{options.samples}.json"
+        if not path.exists():
+            model = models.setdefault(name, Model(name, options.samples, options.batch_size))
+            write_atomically(path, json.dumps(model.measure(scheduler, steps, scale)).encode())
+        found.append(json.loads(path.read_text()))
+        print(table(found[-1:]).splitlines()[-1], flush=True)
+    print("\n" + table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""`thg.tune` on a shipped model: its planner is a value, and spends what the tolerance asks for."""
+
+import pytest
+
+import thg
+from thg.errors import PlanError, ProfileError
+from thg.plans.guide import Run
+
+PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat"]
+
+
+def test_the_effort_follows_the_estimates():
+    pipe = thg.shipped_pipeline("eps")
+    tuned = thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)
+    assert tuned == thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)  # nothing is remembered
+    assert tuned == thg.within(0.02, effort=tuned.effort)
+    assert tuned.effort != 1.0
+    with pytest.raises(thg.THGError, match="not enabled"):
+        thg.summary(pipe)  # the pipeline is as it was
+
+
+def test_more_effort_is_more_evaluations():
+    counts = [thg.within(effort=effort).plan(Run.of(60, 5.0)).evaluations for effort in (0.5, 1.0, 2.0)]
+    assert counts == sorted(set(counts))
+    with pytest.raises(PlanError, match="effort must lie between"):
+        thg.within(effort=0)
+
+
+def test_a_run_without_a_leap_cannot_be_tuned():
+    with pytest.raises(ProfileError, match=r"does not tell its error.*thg\.within\(0\.003\)"):
+        thg.tune(thg.shipped_pipeline("eps"), PROMPTS[:1], 0.0001, steps=4)
