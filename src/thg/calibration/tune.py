@@ -65,8 +65,8 @@ def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[floa
             report = summary(subject.pipe)
             if report.estimated_error is None:
                 raise ProfileError(
-                    f"a run of this {report.pipeline} does not tell its error ({report.note or 'it has no leap'}); tune "
-                    "it with more steps, or choose a tolerance by hand: thg.within(0.003)"
+                    f"a run of this {report.pipeline} does not tell its error ({report.note or 'it has no leap'}); "
+                    "tune it with more steps, or choose a tolerance by hand: thg.within(0.003)"
                 )
             found += report.estimated_error
     return found
