@@ -12,7 +12,7 @@ from sampling import CFG, PROMPTS, compared, ksampler, psnr, report, strip, with
 from shipped import CPU, UNET, Operations
 
 STEPS = 30
-ALIKE = 32  # dB
+ALIKE = 38  # dB
 
 
 @pytest.mark.parametrize("name", ["eps", "flow"])
@@ -32,8 +32,8 @@ def test_a_run_in_two_parts(name, request):
 
     plain, _ = run(shipped.model)
     pictures, texts = run(with_thg(shipped.model))
-    assert "16 network evaluations instead of 24" in texts[0]
-    assert "23 network evaluations instead of 36" in texts[1]
+    assert "network evaluations instead of 24" in texts[0]
+    assert "network evaluations instead of 36" in texts[1]
     assert psnr(pictures, plain) > ALIKE
 
 
@@ -54,7 +54,7 @@ def test_custom_samplers(eps):
 
     for run in (custom, advanced):
         plain, ours = run(eps.model), run(with_thg(eps.model))
-        assert "39 network evaluations instead of 60" in report(ours)
+        assert "42 network evaluations instead of 60" in report(ours)
         assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
 
 
@@ -63,7 +63,7 @@ def test_a_batch(name, request):
     shipped = request.getfixturevalue(name)
     result = compared(shipped, shipped.model, steps=STEPS, batch=3)
     assert result.psnr > ALIKE
-    assert result.share == 0.65
+    assert result.share == pytest.approx(0.7, abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["eps", "flow"])
@@ -75,7 +75,7 @@ def test_from_a_picture_and_with_a_mask(name, request):
     for latent in ({"samples": start}, {"samples": start, "noise_mask": mask}):
         result = compared(shipped, shipped.model, steps=STEPS, denoise=0.6, latent=latent)
         assert result.psnr > ALIKE
-        assert result.share == 0.65
+        assert result.share == pytest.approx(0.7, abs=0.02)
     assert psnr(result.ours.latents[..., :3], start[..., :3]) > 60, "what the mask keeps"
 
 
@@ -84,7 +84,10 @@ def test_regions(eps):
     right = nodes.ConditioningSetMask().append(eps.encode(PROMPTS[1]), torch.ones(1, 8, 8).triu(), "default", 1.0)[0]
     result = compared(eps, eps.model, steps=STEPS, positive=left + right + eps.encode(""))
     assert result.psnr > ALIKE
-    assert result.share == pytest.approx(0.65, abs=0.02)
+    assert sum(result.ours.calls) < 0.8 * sum(result.plain.calls)
+    assert f"{sum(result.ours.calls)} network evaluations instead of {sum(result.plain.calls)}" in report(
+        result.ours.latents
+    )
 
 
 def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps):
@@ -105,7 +108,7 @@ def control_net():
     network = ControlNet(**config, hint_channels=3, operations=Operations, device=CPU)
     with torch.no_grad():
         for weight in network.parameters():
-            weight.normal_(std=0.03)
+            weight.normal_(std=0.1)
     return comfy.controlnet.ControlNet(network, load_device=CPU)
 
 

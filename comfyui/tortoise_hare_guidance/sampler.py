@@ -1,4 +1,4 @@
-"""The denoiser calls of a ComfyUI sampler, found before its run with a stand-in for the model.
+"""A ComfyUI sampler run on numbers before its run, with a stand-in for the model.
 
 The stand-in has what samplers look for in ComfyUI's guided model, a copy of the model's noise schedule, and no network.
 """
@@ -19,67 +19,90 @@ from .core.plans.calls import Answer, Calls, trace
 TINY = 1e-12
 
 
-def calls_of(sampler: Any, sigmas: Tensor, model_sampling: Any, cfg: float, seed: int | None) -> Calls:
-    """The calls of a sampler over these sigmas; a ScheduleError says why they cannot be known."""
-    function = getattr(sampler, "sampler_function", None)
-    if function is None:
-        raise ScheduleError(f"{type(sampler).__name__} is not a sampler that can be run on numbers")
-    schedule = copy.deepcopy(model_sampling).to("cpu")
-    levels = sigmas.detach().cpu()
+class DryRun:
+    """What can be known of a run: its sampler, the noise levels that it is given, the model's schedule, the scale."""
 
-    def run(start: Tensor, answer: Answer) -> Tensor:
-        model = StandIn(schedule, cfg, answer)
-        given: dict[str, Any] = {"model_options": {}, "seed": seed, "denoise_mask": None}
-        final: Tensor = function(
-            model, start, levels.clone(), extra_args=given, callback=None, disable=True, **sampler.extra_options
-        )
-        return final
+    def __init__(self, sampler: Any, sigmas: Tensor, model_sampling: Any, cfg: float | None, seed: int | None) -> None:
+        self._function = getattr(sampler, "sampler_function", None)
+        self._options = getattr(sampler, "extra_options", {})
+        self._name = getattr(self._function, "__name__", type(sampler).__name__)
+        self._sigmas = sigmas.detach().cpu()
+        self._schedule = copy.deepcopy(model_sampling).to("cpu")
+        self._cfg, self._seed = cfg, seed
+        self._own_formula = False  # does the sampler use the branches in another way than guidance does (CFG++)?
 
-    try:
+    def calls(self) -> Calls:
+        """The calls of the denoiser; a ScheduleError says why they cannot be known."""
+        if self._function is None:
+            raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
+        try:
+            return trace(self._run, self._unit)
+        except ScheduleError:
+            raise
+        except Exception as error:  # whatever a sampler of another pack may do without a model
+            raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
+
+    def guidance_scale(self) -> float | None:
+        """w; for a sampler with a formula of its own, that of plain guidance which would move the result as much."""
+        if not self._own_formula:
+            return self._cfg
+        start = torch.zeros(1, 1, 1, 1)
+        nothing = float(self._run(start, lambda x, _: torch.zeros_like(x)))
+        term, both = (float(self._run(start, lambda x, _: torch.ones_like(x), alike)) for alike in (False, True))
+        return 1 + abs(term - nothing) / max(abs(both - nothing), TINY)
+
+    def log_snr(self, sigma: float) -> float:
+        """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
+        at, one, zero = torch.tensor([sigma]), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+        noise, signal = (float(self._schedule.noise_scaling(at, *mix)) for mix in ((one.clone(), zero), (zero, one)))
+        return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
+
+    def _unit(self, sigma: float) -> float:
+        """What one unit of the network's output is in denoised latents."""
+        one = torch.ones(1, 1, 1, 1)
+        return float(self._schedule.calculate_denoised(torch.tensor([sigma]), one, torch.zeros_like(one)))
+
+    def _run(self, start: Tensor, answer: Answer, alike: bool = False) -> Tensor:
+        """The final state if the guidance term is what `answer` says (alike: if both branches put this out)."""
+        assert self._function is not None
+        cfg = 2.0 if self._cfg is None else self._cfg
+        model = StandIn(self._schedule, answer, (1.0, 1.0, 1.0) if alike else (0.0, -1.0, cfg - 1))
+        given: dict[str, Any] = {"model_options": {}, "seed": self._seed, "denoise_mask": None}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return trace(run, lambda sigma: unit(schedule, sigma))
-    except ScheduleError:
-        raise
-    except Exception as error:  # whatever a sampler of another pack may do without a model
-        name = getattr(function, "__name__", type(sampler).__name__)
-        raise ScheduleError(f"{name} cannot be run on numbers ({type(error).__name__}: {error})") from error
-
-
-def unit(schedule: Any, sigma: float) -> float:
-    """What one unit of the network's output is in denoised latents."""
-    one = torch.ones(1, 1, 1, 1)
-    return float(schedule.calculate_denoised(torch.tensor([sigma]), one, torch.zeros_like(one)))
-
-
-def log_snr(schedule: Any, sigma: float) -> float:
-    """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
-    at, one, zero = torch.tensor([sigma], dtype=torch.float64), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
-    noise, signal = (float(schedule.noise_scaling(at, *mix)) for mix in ((one.clone(), zero), (zero.clone(), one)))
-    return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
+            torch.manual_seed(0)
+            sigmas = self._sigmas.clone()
+            options = {"extra_args": given, "callback": None, "disable": True, **self._options}
+            final: Tensor = self._function(model, start, sigmas, **options)
+        self._own_formula |= model.own_formula
+        return final
 
 
 class StandIn:
-    """Looks to a sampler like ComfyUI's guided model. The conditional output is zero, the guidance term given."""
+    """Looks to a sampler like ComfyUI's guided model.
 
-    def __init__(self, schedule: Any, cfg: float, answer: Answer) -> None:
+    shares: of the answer in the network's conditional, unconditional and guided output.
+    """
+
+    def __init__(self, schedule: Any, answer: Answer, shares: tuple[float, float, float]) -> None:
         model = SimpleNamespace(model_sampling=schedule)
         patcher = SimpleNamespace(model=model, get_model_object={"model_sampling": schedule}.__getitem__)
-        self.inner_model = SimpleNamespace(inner_model=model, model_patcher=patcher, cfg=cfg)
-        self._schedule, self._cfg, self._answer = schedule, cfg, answer
+        self.inner_model = SimpleNamespace(inner_model=model, model_patcher=patcher)
+        self.own_formula = False
+        self._schedule, self._answer, self._shares = schedule, answer, shares
 
     def __call__(self, x: Tensor, sigma: Tensor, model_options: dict[str, Any] | None = None, **_: Any) -> Tensor:
-        term = self._answer(x, sigma)
+        output = self._answer(x, sigma)
         denoised: Tensor
         conditional, unconditional, denoised = (
-            self._schedule.calculate_denoised(sigma, share * term, x) for share in (0.0, -1.0, self._cfg - 1)
+            self._schedule.calculate_denoised(sigma, share * output, x) for share in self._shares
         )
-        for function in (model_options or {}).get("sampler_post_cfg_function", []):  # samplers of the CFG++ kind
+        for function in (model_options or {}).get("sampler_post_cfg_function", []):
+            self.own_formula = True
             denoised = function(
                 {
                     "denoised": denoised,
                     "cond_denoised": conditional,
                     "uncond_denoised": unconditional,
-                    "cond_scale": self._cfg,
                     "sigma": sigma,
                     "input": x,
                     "model_options": model_options,

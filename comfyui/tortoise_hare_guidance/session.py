@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from .core.plans.guide import HareGuide, Run
 from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
 from .core.plans.report import Summary
 from .guards import obstacle
-from .sampler import calls_of, log_snr
+from .sampler import DryRun
 from .settings import Settings
 
 OUTER_SAMPLE, SAMPLER_SAMPLE = "outer_sample", "sampler_sample"
@@ -78,15 +79,11 @@ class Session:
         self._started = time.perf_counter()
         schedule = guider.model_patcher.get_model_object("model_sampling")
         reason = obstacle(extra_args["model_options"])
+        dry = DryRun(executor.class_obj, sigmas, schedule, _cfg(guider), extra_args.get("seed"))
         try:
             if reason:
                 raise ScheduleError(reason)
-            self._begin(
-                calls_of(executor.class_obj, sigmas, schedule, _cfg(guider) or 2.0, extra_args.get("seed")),
-                sigmas.tolist(),
-                schedule,
-                guider,
-            )
+            self._begin(dry, sigmas.tolist(), schedule.percent_to_sigma)
         except ScheduleError as error:
             self.note = f"plain guidance: {error}"
         return executor(guider, sigmas, extra_args, *args, **kwargs)
@@ -124,9 +121,10 @@ class Session:
 
     # -- the plan, the memory, the count
 
-    def _begin(self, calls: Calls, grid: list[float], schedule: Any, guider: Any) -> None:
-        run = calls.run(grid, _cfg(guider), [log_snr(schedule, sigma) for sigma in calls.sigmas])
-        plan = self.settings.plan(run, schedule.percent_to_sigma)
+    def _begin(self, dry: DryRun, grid: list[float], percent_to_sigma: Callable[[float], float]) -> None:
+        calls = dry.calls()
+        run = calls.run(grid, dry.guidance_scale(), map(dry.log_snr, calls.sigmas))
+        plan = self.settings.plan(run, percent_to_sigma)
         self._known = Known(calls, run, plan)
         if self.settings.corrector and run.response is None:
             self.note = f"no corrector: {run.no_response}"

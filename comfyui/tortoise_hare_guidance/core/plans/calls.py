@@ -9,7 +9,7 @@ in place of a network's, it tells all three within milliseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class Calls:
     adds_noise: bool = False
 
     def run(
-        self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Sequence[float] | None = None
+        self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
     ) -> Run:
         """The same as a guide wants to know it.
 

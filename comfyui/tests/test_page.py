@@ -1,0 +1,48 @@
+"""ComfyUI's page in a real browser: the example opens from the templates, and Run shows the report."""
+
+import json
+import shutil
+
+import pytest
+from server import Server
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+PATIENCE = 180_000  # ms
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium")
+    server = Server(tmp_path_factory.mktemp("comfyui"))
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1700, "height": 1000})
+        page.set_default_timeout(PATIENCE)
+        page.goto(server.url, wait_until="domcontentloaded")
+        page.wait_for_function("window.app?.vueAppReady && window.app.graph && window.app.canvas")
+        yield page
+        browser.close()
+    server.stop()
+
+
+def test_the_example_opens_and_runs(page):
+    page.get_by_role("button", name="Templates").first.wait_for()
+    if not page.get_by_text("Extensions").is_visible():  # a new user is shown the templates anyway
+        page.get_by_role("button", name="Templates").first.click()
+    page.get_by_text("tortoise_hare_guidance").first.click()
+    page.get_by_text("text_to_image").first.click()
+    page.wait_for_function("window.app.graph._nodes.some(node => node.type == 'TortoiseHareGuidance')")
+    workflow = json.loads(page.evaluate("() => JSON.stringify(window.app.graph.serialize())"))
+    for node in workflow["nodes"]:  # no checkpoint is here
+        if node["type"] == "CheckpointLoaderSimple":
+            node.update(type="LoadShippedModel", widgets_values=["eps"])
+            node["inputs"] = [{"name": "name", "type": "COMBO", "link": None, "widget": {"name": "name"}}]
+        if node["type"] == "EmptyLatentImage":
+            node["widgets_values"] = [64, 64, 1]
+    page.evaluate("workflow => window.app.loadGraphData(workflow)", workflow)
+    page.evaluate("() => window.app.queuePrompt(0)")
+    shown = "window.app.graph._nodes.find(node => node.type == 'PreviewAny').widgets.map(w => `${w.value}`).join(' ')"
+    page.wait_for_function(f"{shown}.includes('network evaluations instead of 60')")
+    assert "●" in page.evaluate(shown)
