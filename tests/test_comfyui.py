@@ -3,7 +3,10 @@
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import thg
 
 FOLDER = Path(__file__).parent.parent / "comfyui" / "tortoise_hare_guidance"
 
@@ -13,6 +16,11 @@ def test_the_copy_of_the_core_is_current():
     core = FOLDER / "core"
     there = {str(path.relative_to(core)): path.read_text() for path in core.rglob("*.py")}
     assert there == files, "write: make comfyui"
+
+
+def test_the_folder_has_the_version_of_the_package():
+    project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["version"]) == ("tortoise-hare-guidance", thg.__version__)
 
 
 def test_the_copy_needs_neither_thg_nor_diffusers():

@@ -15,7 +15,7 @@ from comfy_extras import (
 from sampling import compared, ksampler, strip, with_thg
 
 STEPS = 30
-ALIKE = 38  # dB
+ALIKE = 30  # dB
 
 EPS = {
     "CFGZeroStar": lambda m: nodes_cfg.CFGZeroStar.execute(m)[0],

@@ -80,6 +80,12 @@ def test_reports_belong_to_their_latents(eps):
     assert "No run" in report(torch.randn(1, 4, 8, 8))
 
 
+def test_the_error_is_estimated(eps):
+    """Where there is an error to speak of; a run that is plain, or has not come to its end, has none."""
+    assert "estimated difference from plain CFG" in report(ksampler(eps, with_thg(eps.model), steps=STEPS).latents)
+    assert "estimated" not in report(ksampler(eps, with_thg(eps.model, error=0.0), steps=STEPS).latents)
+
+
 def test_the_log_has_the_line_of_the_report(eps, caplog):
     with caplog.at_level(logging.INFO, logger="pack"):
         result = ksampler(eps, with_thg(eps.model, verbose=True), steps=STEPS)

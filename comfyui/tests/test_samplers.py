@@ -11,7 +11,7 @@ NOISE = ("ancestral", "sde", "ddpm", "lcm", "seeds", "sa_solver")  # in their na
 
 def floor(sampler):
     """The least PSNR of pictures to those of plain guidance, in dB."""
-    return 20 if any(kind in sampler for kind in NOISE) else 35
+    return 20 if any(kind in sampler for kind in NOISE) else 30
 
 
 def cfg(shipped, sampler):
@@ -40,4 +40,4 @@ def test_each_scheduler(eps, scheduler):
     result = compared(eps, eps.model, sampler="dpmpp_2m", scheduler=scheduler, steps=STEPS)
     print(f"\n{scheduler} {result.share:.2f} {result.psnr:.1f} dB")
     assert result.share < 0.8
-    assert result.psnr > 35
+    assert result.psnr > 30

@@ -79,7 +79,7 @@ def test_beside_plain_guidance(server, model):
     ours, plain = (picture(server, out["images"][0]) for _, out in sorted(outputs.items()) if "images" in out)
     found = psnr(ours, plain)
     print(f"{model} {found:.1f} dB")
-    assert found > 40
+    assert found > 30
 
 
 def test_an_error_of_the_user_is_told(server):

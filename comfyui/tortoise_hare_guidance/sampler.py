@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .core.errors import ScheduleError
 from .core.plans.calls import Answer, Calls, trace
+from .core.plans.guide import Run
+from .core.plans.response import Response
 
 TINY = 1e-12
 
@@ -31,8 +35,15 @@ class DryRun:
         self._cfg, self._seed = cfg, seed
         self._own_formula = False  # does the sampler use the branches in another way than guidance does (CFG++)?
 
-    def calls(self) -> Calls:
-        """The calls of the denoiser; a ScheduleError says why they cannot be known."""
+    def run(self) -> tuple[Calls, Run]:
+        """The calls of the denoiser and the run that they make; a ScheduleError says why they cannot be known."""
+        calls, scale = self._calls(), self._guidance_scale()
+        if calls.response is not None and scale is not None and scale != 1:
+            matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
+            calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
+        return calls, calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
+
+    def _calls(self) -> Calls:
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
         try:
@@ -42,7 +53,7 @@ class DryRun:
         except Exception as error:  # whatever a sampler of another pack may do without a model
             raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
 
-    def guidance_scale(self) -> float | None:
+    def _guidance_scale(self) -> float | None:
         """w; for a sampler with a formula of its own, that of plain guidance which would move the result as much."""
         if not self._own_formula:
             return self._cfg
@@ -51,11 +62,15 @@ class DryRun:
         term, both = (float(self._run(start, lambda x, _: torch.ones_like(x), alike)) for alike in (False, True))
         return 1 + abs(term - nothing) / max(abs(both - nothing), TINY)
 
-    def log_snr(self, sigma: float) -> float:
+    def _log_snr(self, sigma: float) -> float:
         """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
         at, one, zero = torch.tensor([sigma]), torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
         noise, signal = (float(self._schedule.noise_scaling(at, *mix)) for mix in ((one.clone(), zero), (zero, one)))
         return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
+
+    def _seen(self, sigma: float) -> float:
+        """The factor on the state as the network sees it."""
+        return float(self._schedule.calculate_input(torch.tensor([sigma]), torch.ones(1, 1, 1, 1)))
 
     def _unit(self, sigma: float) -> float:
         """What one unit of the network's output is in denoised latents."""

@@ -42,6 +42,7 @@ class Session:
         self._plain_evaluations = 0  # those of plain guidance
         self._started = 0.0
         self._known: Known | None = None  # None: the run is plain
+        self._error: Tensor | None = None  # the estimated one, of each picture
         self._guider: Any = None
         self._memory: dict[Any, Remembered] = {}  # of the calls before this one
         self._used: dict[Any, Remembered] = {}  # in this call
@@ -68,6 +69,7 @@ class Session:
             evaluations=tuple(self._evaluations),
             seconds=time.perf_counter() - self._started if self.marks else 0.0,
             note=self.note,
+            estimated_error=None if self._error is None else tuple(self._error.tolist()),
         )
 
     # -- what ComfyUI calls
@@ -83,10 +85,14 @@ class Session:
         try:
             if reason:
                 raise ScheduleError(reason)
-            self._begin(dry, sigmas.tolist(), schedule.percent_to_sigma)
+            self._begin(dry, schedule.percent_to_sigma)
         except ScheduleError as error:
             self.note = f"plain guidance: {error}"
-        return executor(guider, sigmas, extra_args, *args, **kwargs)
+        latents = executor(guider, sigmas, extra_args, *args, **kwargs)
+        if len(self._used) == 1 and not sigmas[-1]:  # one pair of conditions, and no noise is left
+            (remembered,) = self._used.values()
+            self._error = remembered.guide.estimated_error(latents)
+        return latents
 
     def predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """A denoiser call."""
@@ -121,9 +127,8 @@ class Session:
 
     # -- the plan, the memory, the count
 
-    def _begin(self, dry: DryRun, grid: list[float], percent_to_sigma: Callable[[float], float]) -> None:
-        calls = dry.calls()
-        run = calls.run(grid, dry.guidance_scale(), map(dry.log_snr, calls.sigmas))
+    def _begin(self, dry: DryRun, percent_to_sigma: Callable[[float], float]) -> None:
+        calls, run = dry.run()
         plan = self.settings.plan(run, percent_to_sigma)
         self._known = Known(calls, run, plan)
         if self.settings.corrector and run.response is None:

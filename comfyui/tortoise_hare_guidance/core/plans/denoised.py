@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..plans.guide import Guide
+from ..plans.guide import Guide, HareGuide
 
 
 class DenoisedGuide:
@@ -38,3 +38,7 @@ class DenoisedGuide:
         """The conditional branch alone has run: the unconditional output to use."""
         term = self.guide.predict(call, (conditional,))
         return conditional if term is None else conditional - self._units[call] * term[0]
+
+    def estimated_error(self, final: Tensor) -> Tensor | None:
+        """How far the final latents are from those of plain guidance, per row; None where nothing can be said."""
+        return self.guide.estimated_error(final) if isinstance(self.guide, HareGuide) else None
