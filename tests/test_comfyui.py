@@ -20,7 +20,7 @@ def test_the_copy_of_the_core_is_current():
 
 def test_the_folder_has_the_version_of_the_package():
     project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["version"]) == ("tortoise-hare-guidance", thg.__version__)
+    assert (project["name"], project["version"]) == ("tortoise-hare-guidance", thg.__version__.split(".dev")[0])
 
 
 def test_the_copy_needs_neither_thg_nor_diffusers():
