@@ -18,6 +18,7 @@ from torch import Tensor
 
 import thg
 from tests.adapter.families import FAMILIES, STEPS, Broken, Case, Rows
+from tests.adapter.families.stable_diffusion import CONTROL_SCALES
 from thg.adapter.layouts import Batched, layout_of
 
 LEAP = thg.uniform(every=2)
@@ -198,6 +199,28 @@ def test_controlnet_leaves_out_its_unconditional_half_too(subject):
         output = case.run()
     assert counted.rows == subject.leap.rows
     assert torch.equal(output, subject.leap.output)
+
+
+@pytest.mark.parametrize(
+    "subject", ["SD with two ControlNets", "SDXL with two ControlNets", "SD3 with two ControlNets"], indirect=True
+)
+def test_each_of_two_controlnets_runs_with_its_own_scale(subject):
+    case = subject.case
+    seen: list[list[tuple[float, int]]] = [[], []]
+    undo = [
+        net.register_forward_pre_hook(
+            lambda _, args, kwargs, own=own: own.append((kwargs["conditioning_scale"], len(kwargs["controlnet_cond"]))),
+            with_kwargs=True,
+        )
+        for net, own in zip(case.pipe.controlnet.nets, seen, strict=True)
+    ]
+    try:
+        with thg.enabled(case.pipe, LEAP):
+            case.run()
+    finally:
+        for handle in undo:
+            handle.remove()
+    assert seen == [[(scale, rows) for rows in (2, 1, 2, 1, 2, 1)] for scale in CONTROL_SCALES]
 
 
 @pytest.mark.parametrize("subject", ["HunyuanVideo 1.5"], indirect=True)

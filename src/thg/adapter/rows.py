@@ -15,8 +15,8 @@ from torch import Tensor
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Term
 
-# Positional tables have no batch dimension, whatever their first dimension happens to be.
-_NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position")
+# Positional tables and masks of IP-Adapters have no batch dimension, whatever their first dimension happens to be.
+_NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position", "ip_adapter_masks")
 # Some pipelines repeat these for each frame, so that they hold a multiple of the batch.
 _PER_FRAME = ("encoder_hidden_states", "image_embeds", "residual", "controlnet")
 # The layers of a language model, stacked: their batch is the second dimension.
@@ -94,7 +94,7 @@ class _Cutter:
         if isinstance(value, dict):
             return {key: self.cut(item, str(key)) for key, item in value.items()}
         if isinstance(value, list):
-            if len(value) == self.rows and (self.listed or not _holds_batches(value, self.rows)):
+            if len(value) == self.rows and self.listed:
                 return self._list(value)  # one entry a sample
             return [self.cut(item, name) for item in value]  # a fresh list: some networks pop from theirs
         if isinstance(value, tuple) and any(part in name for part in _TUPLES_OF_BATCHES):
@@ -109,11 +109,6 @@ class _Cutter:
     def _list(self, value: list[Any]) -> list[Any]:
         size = len(value) // self.n
         return [item for branch in self.keep for item in value[branch * size : (branch + 1) * size]]
-
-
-def _holds_batches(value: list[Any], rows: int) -> bool:
-    """Is this list of `rows` entries a list of batched tensors, and not one entry a sample?"""
-    return all(isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == rows for item in value)
 
 
 def select(value: Tensor, n: int, keep: Sequence[int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from diffusers import (
     DiTPipeline,
     DiTTransformer2DModel,
@@ -18,13 +19,17 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SanaPipeline,
     SanaTransformer2DModel,
+    SD3ControlNetModel,
+    SD3MultiControlNetModel,
     SD3Transformer2DModel,
+    StableDiffusion3ControlNetPipeline,
     StableDiffusion3Pipeline,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
 
 from tests.adapter.families.case import GUIDANCE, WIDTH, Case, Prompts, ddim, dpm, lively, masks, pairs, randn, vae
+from tests.adapter.families.stable_diffusion import CONTROL_SCALES
 
 TOKENS = 5
 SMALL = {"height": 64, "width": 64}  # latents of 8 by 8 without a VAE
@@ -62,6 +67,28 @@ def sd3() -> Case:
         }
 
     return Case(pipe, inputs)
+
+
+def sd3_two_controlnets() -> Case:
+    case = sd3()
+    transformer = case.pipe.transformer
+    config = {k: v for k, v in transformer.config.items() if k not in ("_use_default_values", "_class_name")}
+    controlnets = [lively(SD3ControlNetModel.from_config({**config, "num_layers": 1}), seed=seed) for seed in (1, 2)]
+    parts = {**case.pipe.components, "controlnet": SD3MultiControlNetModel(controlnets), "vae": vae()}
+    plain = case.inputs
+
+    def inputs(prompts: Prompts) -> dict[str, Any]:
+        pictures = [randn(prompts, 3, 8, 8, salt=salt).sigmoid() for salt in (5, 6)]
+        torch.manual_seed(0)  # the pipeline draws its control latents without a generator
+        return {
+            **plain(prompts),
+            "height": 8,
+            "width": 8,
+            "control_image": pictures,
+            "controlnet_conditioning_scale": CONTROL_SCALES,
+        }
+
+    return Case(StableDiffusion3ControlNetPipeline(**parts), inputs)
 
 
 def flux() -> Case:
@@ -227,6 +254,7 @@ def dit() -> Case:
 
 FAMILIES = {
     "SD3": sd3,
+    "SD3 with two ControlNets": sd3_two_controlnets,
     "Flux with true CFG": flux,
     "Qwen-Image": qwen_image,
     "Z-Image": z_image,

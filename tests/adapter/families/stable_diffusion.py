@@ -19,6 +19,7 @@ from diffusers import (
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLControlNetPipeline,
     StableDiffusionXLPipeline,
     T2IAdapter,
     VQModel,
@@ -44,13 +45,16 @@ def _text_to_image(**components: Any) -> Case:
     return Case(pipe, lambda prompts: {**pairs(prompts, TOKENS), **SMALL}, networks=UNET)
 
 
+SDXL: dict[str, Any] = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 2,
+    "projection_class_embeddings_input_dim": 6 * 2 + WIDTH,
+    "use_linear_projection": True,
+}
+
+
 def sdxl() -> Case:
-    network = unet(
-        addition_embed_type="text_time",
-        addition_time_embed_dim=2,
-        projection_class_embeddings_input_dim=6 * 2 + WIDTH,
-        use_linear_projection=True,
-    )
+    network = unet(**SDXL)
     pipe = StableDiffusionXLPipeline(
         vae=None,
         text_encoder=None,
@@ -102,21 +106,21 @@ def inpaint() -> Case:
     return Case(pipe, inputs, networks=UNET)
 
 
+def _controlnet(seed: int = 1, **config: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "block_out_channels": (WIDTH, WIDTH),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "cross_attention_dim": WIDTH,
+        "attention_head_dim": 2,
+        "norm_num_groups": 4,
+        "conditioning_embedding_out_channels": (4, 4, 4, 4),
+    }
+    return lively(ControlNetModel(**{**defaults, **config}), seed=seed)
+
+
 def controlnet() -> Case:
-    network = unet()
-    control = lively(
-        ControlNetModel(
-            block_out_channels=(WIDTH, WIDTH),
-            layers_per_block=1,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            cross_attention_dim=WIDTH,
-            attention_head_dim=2,
-            norm_num_groups=4,
-            conditioning_embedding_out_channels=(4, 4, 4, 4),
-        ),
-        seed=1,
-    )
-    pipe = StableDiffusionControlNetPipeline(**without_text(unet=network, controlnet=control))
+    pipe = StableDiffusionControlNetPipeline(**without_text(unet=unet(), controlnet=_controlnet()))
 
     def inputs(prompts: Prompts) -> dict[str, Any]:
         return {**pairs(prompts, TOKENS), "image": randn(prompts, 3, 64, 64, salt=5).sigmoid()}
@@ -124,33 +128,68 @@ def controlnet() -> Case:
     return Case(pipe, inputs, networks=UNET)
 
 
-def ip_adapter() -> Case:
-    """An IP-Adapter loaded from its weights, with the picture given as an embedding."""
+CONTROL_SCALES = [0.3, 0.9]
+
+
+def two_pictures(prompts: Prompts) -> dict[str, Any]:
+    """The arguments of a pipeline with two ControlNets."""
+    pictures = [randn(prompts, 3, 64, 64, salt=salt).sigmoid() for salt in (5, 6)]
+    return {"image": pictures, "controlnet_conditioning_scale": CONTROL_SCALES}
+
+
+def two_controlnets() -> Case:
+    pipe = StableDiffusionControlNetPipeline(**without_text(unet=unet(), controlnet=[_controlnet(1), _controlnet(2)]))
+    return Case(pipe, lambda prompts: {**pairs(prompts, TOKENS), **two_pictures(prompts)}, networks=UNET)
+
+
+def sdxl_two_controlnets() -> Case:
+    case = sdxl()
+    controlnets = [_controlnet(seed, **SDXL) for seed in (1, 2)]
+    parts = {**case.pipe.components, "controlnet": controlnets}
+    pipe = StableDiffusionXLControlNetPipeline(**parts, add_watermarker=False)
+    plain = case.inputs
+
+    def inputs(prompts: Prompts) -> dict[str, Any]:
+        return {**plain(prompts), **two_pictures(prompts)}
+
+    return Case(pipe, inputs, networks=UNET)
+
+
+def ip_adapter(count: int = 1) -> Case:
+    """IP-Adapters loaded from their weights, with the pictures given as embeddings; several have a mask each."""
     case = sd15()
     network = case.pipe.unet
+    network._load_ip_adapter_weights([_ip_adapter_weights(network, 10 * k) for k in range(count)])
+    masks = [torch.zeros(1, 1, 64, 64) for _ in range(count)]
+    for k, mask in enumerate(masks):
+        mask[..., k * 32 : (k + 1) * 32] = 1
+
+    def inputs(prompts: Prompts) -> dict[str, Any]:
+        more = {"cross_attention_kwargs": {"ip_adapter_masks": masks}} if count > 1 else {}
+        return {**pairs(prompts, TOKENS), **SMALL, **more}
+
+    def switch(on: bool) -> dict[str, Any]:
+        # the first half is for the negative prompts; with guidance off the pipeline wants the second half alone
+        embeds = [randn([0, 1] if on else [1], 1, WIDTH, salt=8 + k) for k in range(count)]
+        return {"guidance_scale": GUIDANCE if on else 1.0, "ip_adapter_image_embeds": embeds}
+
+    return Case(case.pipe, inputs, switch, networks=UNET)
+
+
+def _ip_adapter_weights(network: Any, salt: int) -> dict[str, Any]:
     projection = torch.nn.Linear(WIDTH, 4 * WIDTH)
     norm = torch.nn.LayerNorm(WIDTH)
     attention = {
-        f"{place}.to_{part}_ip.weight": randn([place], WIDTH, WIDTH, salt=salt)[0] / WIDTH**0.5
+        f"{place}.to_{part}_ip.weight": randn([place], WIDTH, WIDTH, salt=salt + own)[0] / WIDTH**0.5
         for place, name in enumerate(network.attn_processors)
         if name.endswith("attn2.processor")
-        for salt, part in ((6, "k"), (7, "v"))
+        for own, part in ((6, "k"), (7, "v"))
     }
     projector = {
-        **{f"proj.{name}": value for name, value in lively(projection).state_dict().items()},
+        **{f"proj.{name}": value for name, value in lively(projection, seed=salt).state_dict().items()},
         **{f"norm.{name}": value for name, value in norm.state_dict().items()},
     }
-    network._load_ip_adapter_weights([{"image_proj": projector, "ip_adapter": attention}])
-
-    def inputs(prompts: Prompts) -> dict[str, Any]:
-        # the first half is for the negative prompts; with guidance off the pipeline wants the second half alone
-        return {**pairs(prompts, TOKENS), **SMALL}
-
-    def switch(on: bool) -> dict[str, Any]:
-        embeds = randn([0, 1] if on else [1], 1, WIDTH, salt=8)
-        return {"guidance_scale": GUIDANCE if on else 1.0, "ip_adapter_image_embeds": [embeds]}
-
-    return Case(case.pipe, inputs, switch, networks=UNET)
+    return {"image_proj": projector, "ip_adapter": attention}
 
 
 def t2i_adapter() -> Case:
@@ -215,7 +254,10 @@ FAMILIES = {
     **{f"SD img2img, strength {strength}": partial(img2img, strength) for strength in (0.35, 0.8, 1.0)},
     "SD inpaint": inpaint,
     "SD ControlNet": controlnet,
+    "SD with two ControlNets": two_controlnets,
+    "SDXL with two ControlNets": sdxl_two_controlnets,
     "SD IP-Adapter": ip_adapter,
+    "SD with two masked IP-Adapters": partial(ip_adapter, 2),
     "SD T2I-Adapter": t2i_adapter,
     "SD PAG": pag,
     "InstructPix2Pix": instruct_pix2pix,
