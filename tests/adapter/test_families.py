@@ -23,7 +23,14 @@ from thg.adapter.layouts import Batched, layout_of
 
 LEAP = thg.uniform(every=2)
 # inputs of a network that differ from run to run even where the same branch is evaluated
-DEPENDS_ON_LATENTS = (".0", ".sample", ".hidden_states", ".down_block_additional", ".mid_block_additional")
+DEPENDS_ON_LATENTS = (
+    ".0",
+    ".sample",
+    ".hidden_states",
+    ".down_block_additional",
+    ".mid_block_additional",
+    ".block_controlnet_hidden_states",
+)
 
 
 class Outcome(NamedTuple):
