@@ -32,9 +32,9 @@ DETERMINISTIC = [
 STOCHASTIC = ["DDPMScheduler", "EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "LCMScheduler"]
 
 
-def with_scheduler(name: str):
+def with_scheduler(name: str, **options: object):
     case = sd15()
-    case.pipe.scheduler = getattr(diffusers, name).from_config(case.pipe.scheduler.config)
+    case.pipe.scheduler = getattr(diffusers, name).from_config(case.pipe.scheduler.config, **options)
     return case
 
 
@@ -104,6 +104,21 @@ def test_a_plan_that_does_not_fit_is_an_error_that_says_both_numbers(count):
     with pytest.raises(thg.PlanError, match=f"for 6 steps, but this run calls the network {count} times"):
         case.run(steps=count)
     assert case.run().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "evaluated"),
+    [("DDIMScheduler", 50, 20), ("PNDMScheduler", 51, 21), ("HeunDiscreteScheduler", 99, 39)],
+)
+@pytest.mark.parametrize("chosen", ["sd15", thg.PRESETS["sd15"]], ids=["name", "preset"])
+def test_a_preset_counts_steps_and_not_calls(name, calls, evaluated, chosen):
+    options = {"skip_prk_steps": True} if name == "PNDMScheduler" else {}
+    case = with_scheduler(name, **options)
+    thg.enable(case.pipe, chosen)
+    case.run(steps=50)
+    report = thg.summary(case.pipe)
+    assert (report.steps, report.nfe) == (calls, calls + evaluated)
+    assert report.finished
 
 
 def test_what_is_not_a_pipeline_is_refused():

@@ -196,3 +196,26 @@ def test_choices_become_guide_makers():
     assert guide_maker(maker) is maker
     with pytest.raises(PlanError, match="not 7"):
         guide_maker(7)
+
+
+# -- a plan on a sampler that calls the network several times a step
+
+
+def test_a_plan_on_repeated_calls_does_at_each_call_what_its_step_does():
+    plan = Plan(4, (1, 3), cutoff=4, start=1, boost=1.2, hare_order=1)
+    heun = Run(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0))
+    mapped = Fixed(plan).plan(heun)
+    assert mapped == Plan(7, (1, 2, 5, 6), cutoff=7, start=1, boost=1.2, hare_order=1)
+    short = Fixed(Plan(4, (0, 2), cutoff=3)).plan(heun)
+    assert (short.coarse, short.cutoff) == ((0, 3, 4), 5)
+    assert Fixed(plan).plan(Run.of(4)) is plan
+
+
+def test_a_plan_of_another_length_says_steps_and_calls():
+    with pytest.raises(PlanError, match="for 5 steps, but this run with 4 steps calls the network 7 times"):
+        Fixed(Plan(5, (0, 2))).plan(Run(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0)))
+
+
+def test_a_preset_of_the_paper_is_a_choice():
+    guide = guide_maker(thg.PRESETS["sd15"]).guide(Run.of(50))
+    assert guide.plan == preset("sd15")

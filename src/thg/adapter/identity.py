@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from thg.adapter.classes import original_class
 from thg.adapter.layouts import DENOISERS
+
+_ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters of what users load on top of a network
+
+_known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(pipe: Any) -> str:
-    """Class and architecture of the network that a pipeline denoises with: "UNet2DConditionModel-1f3a9c20".
+    """Class and architecture of the network that a pipeline denoises with: "UNet2DConditionModel:1f3a9c20".
 
-    Fine-tuned weights of one architecture share it: their guidance behaves alike. Empty where there is no telling.
+    The architecture is that of its parameters, by name and shape: compiled, quantised, adapted or fine-tuned, a network
+    keeps it, and its guidance behaves alike. Empty where the pipeline has no network under a usual name.
     """
     for name in DENOISERS:
-        network = getattr(pipe, name, None)
+        network: Any = getattr(pipe, name, None)
         if isinstance(network, torch.nn.Module):
-            config = {key: value for key, value in dict(getattr(network, "config", {})).items() if key[:1] != "_"}
-            digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
-            return f"{type(network).__name__}-{digest[:8]}"
+            while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):  # torch.compile
+                network = network._orig_mod
+            if network not in _known:
+                digest = hashlib.sha256("\n".join(sorted(_parameters(network))).encode()).hexdigest()
+                _known[network] = f"{original_class(network).__name__}:{digest[:8]}"
+            return _known[network]
     return ""
+
+
+def _parameters(network: torch.nn.Module) -> Iterator[str]:
+    for prefix, module in network.named_modules():
+        for name, parameter in module._parameters.items():
+            place = f"{prefix}.{name}".replace(".base_layer.", ".")  # LoRA wraps layers
+            if parameter is None or any(part in place for part in _ADDED):
+                continue
+            shape = tuple(parameter.shape)
+            if name == "weight" and hasattr(module, "in_features"):  # quantised weights are packed
+                shape = (int(module.out_features), int(module.in_features))
+            yield f"{place} {shape}"

@@ -256,9 +256,16 @@ class ProfilePlanner:
         return whole_steps(spread, here.steps)
 
 
+def same_network(known: str, network: str) -> bool:
+    """Is a network the one that a profile knows? Of profiles of thg 0.1, which hashed settings, the class counts."""
+    if ":" not in known:
+        return known.rpartition("-")[0] == network.partition(":")[0]
+    return known == network
+
+
 def _require_same_network(profile: Profile, run: Run) -> None:
     known = profile.about.network
-    if run.network is not None and known and run.network != known:
+    if run.network is not None and known and not same_network(known, run.network):
         raise ProfileError(
             f"this profile was measured on the network {known} of {profile.about.pipeline}, and this pipeline has "
             f"{run.network}; calibrate it: thg.calibrate(pipe, prompts)"
