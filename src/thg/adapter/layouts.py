@@ -67,11 +67,13 @@ class Sequential:
     """One call per branch.
 
     branches: their order. unconditional: a network that serves the unconditional branch alone, if there is one.
+    rescales: the pipeline multiplies the network's output by a factor that changes from step to step.
     """
 
     denoisers: tuple[str, ...] = ("transformer", "transformer_2")
     unconditional: str | None = None
     branches: tuple[str, str] = ("cond", "uncond")
+    rescales: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ _register(
     Sequential(),
     """
     BriaFibo2Pipeline ChromaImg2ImgPipeline ChromaInpaintPipeline ChromaPipeline ChronoEditPipeline
-    CogView4ControlPipeline CogView4Pipeline Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline
+    CogView4ControlPipeline CogView4Pipeline
     Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Cosmos3OmniPipeline CosmosTextToWorldPipeline
     CosmosVideoToWorldPipeline
     Flux2KleinInpaintPipeline Flux2KleinPipeline FluxControlNetPipeline FluxImg2ImgPipeline
@@ -177,6 +179,7 @@ _register(
     WanImageToVideoPipeline WanPipeline WanVACEPipeline WanVideoToVideoPipeline
     """,
 )
+_register(Sequential(rescales=True), "Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline")
 _register(Sequential(denoisers=("transformer",), unconditional="unconditional_transformer"), "Ideogram4Pipeline")
 
 # The prior of Kandinsky costs little beside its decoder; it can be enabled by itself: thg.enable(pipe.prior_pipe).

@@ -72,7 +72,8 @@ class PipelineRun:
             return None
         if section is not None:
             section.release()
-        self.sections.append(Section(self._maker, caller, timesteps))
+        rescales = isinstance(self._layout, Sequential) and self._layout.rescales
+        self.sections.append(Section(self._maker, caller, timesteps, rescales))
         return self.sections[-1]
 
     def close(self) -> None:

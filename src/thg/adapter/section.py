@@ -26,8 +26,8 @@ from thg.plans.plan import Plan
 class Section:
     """Everything that belongs to one pass and to no other. `release` drops what holds tensors."""
 
-    def __init__(self, maker: GuideMaker, caller: Caller, timesteps: Any) -> None:
-        self.run = describe(caller, timesteps)
+    def __init__(self, maker: GuideMaker, caller: Caller, timesteps: Any, rescales: bool = False) -> None:
+        self.run = describe(caller, timesteps, rescales)
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
         self._guidance_decided: tuple[Any, bool] | None = None
@@ -134,8 +134,11 @@ class Section:
         return ""
 
 
-def describe(caller: Caller, timesteps: Any) -> Run:
-    """What a guide wants to know of a pass over these time steps. Waits for the device once, and nothing else does."""
+def describe(caller: Caller, timesteps: Any, rescales: bool) -> Run:
+    """What a guide wants to know of a pass over these time steps. Waits for the device once, and nothing else does.
+
+    rescales: what reaches the scheduler is not the network's output, but multiples of it that change with the step.
+    """
     if timesteps is None:
         timesteps = caller.pipe.scheduler.timesteps
     scheduler, calls = host_copy(caller.pipe.scheduler, timesteps)
@@ -143,6 +146,8 @@ def describe(caller: Caller, timesteps: Any) -> Run:
     place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
     if noise := caller.noise_argument():
         response, reason = None, f"the scheduler adds noise at every step ({noise} above 0)"
+    elif rescales:
+        response, reason = None, "the pipeline rescales the network's output at every step"
     else:
         response, reason = scheduler_response(scheduler, calls)
     return Run(
