@@ -87,10 +87,13 @@ def test_in_a_modular_pipeline_it_equals_enable():
         )
 
     source.set_progress_bar_config(disable=True)
-    with thg.enabled(source, thg.tapered(0.75, corrector=0)):
-        generator = torch.Generator().manual_seed(0)
-        enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
-    ours = modular(thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.75))
     plain = modular(ClassifierFreeGuidance(guidance_scale=4.0))
-    np.testing.assert_allclose(ours, enabled, atol=1e-4)
-    assert np.abs(ours - plain).max() > 1e-4
+    found = []
+    for corrector, scheduler in ((0.0, None), (0.7, source.scheduler)):
+        with thg.enabled(source, thg.tapered(0.75, corrector=corrector)):
+            generator = torch.Generator().manual_seed(0)
+            enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
+        found.append(modular(thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.75, scheduler=scheduler)))
+        np.testing.assert_allclose(found[-1], enabled, atol=1e-4)
+        assert np.abs(found[-1] - plain).max() > 1e-4
+    assert np.abs(found[0] - found[1]).max() > 1e-4  # the corrector acts

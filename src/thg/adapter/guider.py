@@ -1,6 +1,6 @@
 """The guider for Modular Diffusers and for pipelines that take a guider: classifier-free guidance with a hare.
 
-    pipe.update_components(guider=thg.TortoiseHareGuidance(guidance_scale=7.5, nfe=0.65))
+    pipe.update_components(guider=thg.TortoiseHareGuidance(7.5, nfe=0.65, scheduler=pipe.scheduler))
 
 It decides through `num_conditions` whether the unconditional batch is prepared at a step; where it is not, `forward`
 predicts the unconditional output from the conditional one.
@@ -8,11 +8,13 @@ predicts the unconditional output from the conditional one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from diffusers.guiders import ClassifierFreeGuidance
 
+from thg.adapter.describe import describe
 from thg.adapter.terms import difference, unconditional
 from thg.errors import PlanError
 from thg.plans.guide import Guide, Run
@@ -24,9 +26,10 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
     """Classifier-free guidance that evaluates the unconditional branch on a coarse grid of steps.
 
     guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled: as in `ClassifierFreeGuidance`.
-    nfe, hare_order: the grid of `thg.tapered` with this share (or number) of CFG's evaluations. A guider sees no
-        scheduler, so there is no corrector.
+    nfe, hare_order: the grid of `thg.tapered` with this share (or number) of CFG's evaluations.
     plan: instead of them a `thg.Plan`, its dictionary, or the name of a preset.
+    scheduler: that of the pipeline, for the corrector, which needs to know it; a guider is told of none. It is not a
+        part of the guider's configuration.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         nfe: float = DEFAULT_NFE,
         hare_order: int = 2,
         plan: Plan | dict[str, Any] | str | None = None,
+        scheduler: Any = None,
     ) -> None:
         super().__init__(
             guidance_scale=guidance_scale,
@@ -51,16 +55,24 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         )
         if isinstance(plan, dict):
             plan = Plan.from_dict(plan)
-        self._maker = guide_maker(plan if plan is not None else tapered(nfe, hare_order=hare_order, corrector=0.0))
+        self._maker = guide_maker(plan if plan is not None else tapered(nfe, hare_order=hare_order))
         self.register_to_config(nfe=nfe, hare_order=hare_order, plan=plan.to_dict() if isinstance(plan, Plan) else plan)
+        self._scheduler = scheduler
         self._guide: Guide | None = None
         self._evaluates = True
 
     def set_state(self, step: int, num_inference_steps: int, timestep: torch.Tensor) -> None:
         if self._guide is None or step == 0 or self._step is None or step < self._step:
-            self._guide = self._maker.guide(Run.of(num_inference_steps, self.guidance_scale))
+            self._guide = self._maker.guide(self._described(num_inference_steps))
         super().set_state(step, num_inference_steps, timestep)
         self._evaluates = not self._is_cfg_enabled() or self._guide.evaluates(step)
+
+    def _described(self, steps: int) -> Run:
+        """What is known of a run of these steps; the last ones of the scheduler, as image to image runs them."""
+        timesteps = getattr(self._scheduler, "timesteps", ())
+        if len(timesteps) < steps:
+            return Run.of(steps, self.guidance_scale)
+        return replace(describe(self._scheduler, timesteps[-steps:]), guidance_scale=self.guidance_scale)
 
     @property
     def num_conditions(self) -> int:

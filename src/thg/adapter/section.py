@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,10 @@ from torch import Tensor
 from thg.adapter.caches import CachedNetwork
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
-from thg.adapter.host import host_copy
+from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
-from thg.adapter.response import scheduler_response
 from thg.adapter.rows import tensors_of
-from thg.adapter.scheduler_table import adds_noise, order_of
-from thg.adapter.schedulers import scheduler_log_snr
-from thg.errors import THGError, UnsupportedPipelineError
+from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
 
@@ -27,7 +25,7 @@ class Section:
     """Everything that belongs to one pass and to no other. `release` drops what holds tensors."""
 
     def __init__(self, maker: GuideMaker, caller: Caller, timesteps: Any, rescales: bool = False) -> None:
-        self.run = describe(caller, timesteps, rescales)
+        self.run = _described(caller, timesteps, rescales)
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
         self._guidance_decided: tuple[Any, bool] | None = None
@@ -134,47 +132,28 @@ class Section:
         return ""
 
 
-def describe(caller: Caller, timesteps: Any, rescales: bool) -> Run:
-    """What a guide wants to know of a pass over these time steps. Waits for the device once, and nothing else does.
+def _described(caller: Caller, timesteps: Any, rescales: bool) -> Run:
+    """What a guide wants to know of a pass over these time steps.
 
     rescales: what reaches the scheduler is not the network's output, but multiples of it that change with the step.
     """
-    if timesteps is None:
-        timesteps = caller.pipe.scheduler.timesteps
-    scheduler, calls = host_copy(caller.pipe.scheduler, timesteps)
-    times = [float(t) for t in calls]
-    place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
-    if noise := caller.noise_argument():
-        response, reason = None, f"the scheduler adds noise at every step ({noise} above 0)"
+    obstacle, noise = "", caller.noise_argument()
+    if noise:
+        obstacle = f"the scheduler adds noise at every step ({noise} above 0)"
     elif rescales:
-        response, reason = None, "the pipeline rescales the network's output at every step"
-    else:
-        response, reason = scheduler_response(scheduler, calls)
-    return Run(
-        steps=len(times),
-        positions=tuple(place[t] for t in times),
+        obstacle = "the pipeline rescales the network's output at every step"
+    scheduler = caller.pipe.scheduler
+    run = describe(scheduler, scheduler.timesteps if timesteps is None else timesteps, obstacle)
+    return replace(
+        run,
         guidance_scale=caller.guidance_scale(),
-        log_snr=_log_snr(scheduler, times),
-        times=tuple(times),
         network=fingerprint(caller.pipe),
-        response=response,
-        no_response=reason,
-        order=order_of(scheduler),
-        adds_noise=bool(noise) or adds_noise(scheduler),
+        adds_noise=run.adds_noise or bool(noise),
     )
 
 
 def _key(caller: Caller, timesteps: Any) -> tuple[Any, ...]:
     return timesteps, getattr(caller.pipe.scheduler, "timesteps", None)
-
-
-def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The log-SNR at these times, if the scheduler tells."""
-    try:
-        levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
-        return tuple(levels[time] for time in times)
-    except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
-        return None
 
 
 def _equal(a: Any, b: Any) -> bool:

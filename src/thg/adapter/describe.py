@@ -1,0 +1,43 @@
+"""What a guide wants to know of a run, read off the scheduler that it will step with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thg.adapter.host import host_copy
+from thg.adapter.response import scheduler_response
+from thg.adapter.scheduler_table import adds_noise, order_of
+from thg.adapter.schedulers import scheduler_log_snr
+from thg.errors import THGError
+from thg.plans.guide import Run
+
+
+def describe(scheduler: Any, timesteps: Any, obstacle: str = "") -> Run:
+    """A run over these time steps of a scheduler. Waits for the device once, and nothing else in a run does.
+
+    obstacle: why the scheduler's response says nothing about the run, if it does not.
+    """
+    scheduler, calls = host_copy(scheduler, timesteps)
+    times = [float(t) for t in calls]
+    place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
+    response, reason = (None, obstacle) if obstacle else scheduler_response(scheduler, calls)
+    return Run(
+        steps=len(times),
+        positions=tuple(place[t] for t in times),
+        log_snr=_log_snr(scheduler, times),
+        times=tuple(times),
+        response=response,
+        no_response=reason,
+        order=order_of(scheduler),
+        adds_noise=adds_noise(scheduler),
+    )
+
+
+def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
+    """The log-SNR at these times, if the scheduler tells."""
+    try:
+        levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
+        return tuple(levels[time] for time in times)
+    except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None
