@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..plans.fidelity import within
 from ..plans.guide import Guide, GuideMaker, HareGuide, Run
 from ..plans.plan import Plan
-from ..plans.presets import preset
+from ..plans.presets import Preset, preset
 
 DEFAULT_NFE = 0.65
 DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long
@@ -229,13 +229,29 @@ class Fixed:
     value: Plan
 
     def plan(self, run: Run) -> Plan:
-        if self.value.steps != run.steps:
-            raise PlanError(
-                f"the plan is for {self.value.steps} steps, but this run calls the network {run.steps} times; write "
-                f"num_inference_steps={self.value.steps} in the pipeline's call, or "
-                f"thg.enable(pipe, thg.tapered({self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
-            )
-        return self.value
+        if self.value.steps == run.steps:
+            return self.value
+        distinct = len(set(run.positions))
+        if self.value.steps == distinct:
+            return self._on_repeated_calls(run)
+        calls = "" if distinct == run.steps else f" with {distinct} steps"
+        raise PlanError(
+            f"the plan is for {self.value.steps} steps, but this run{calls} calls the network {run.steps} times; write "
+            f"num_inference_steps={self.value.steps} in the pipeline's call, or "
+            f"thg.enable(pipe, thg.tapered({self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
+        )
+
+    def _on_repeated_calls(self, run: Run) -> Plan:
+        """For a sampler that calls the network several times at one time step: each call does what its step does."""
+        coarse = frozenset(self.value.coarse)
+        guided = [k for k, position in enumerate(run.positions) if self.value.guides(round(position))]
+        return replace(
+            self.value,
+            steps=run.steps,
+            coarse=tuple(k for k, position in enumerate(run.positions) if position in coarse),
+            start=guided[0],
+            cutoff=guided[-1] + 1,
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +264,7 @@ class Planned:
         return HareGuide(self.planner.plan(run), run)
 
 
-Choice = str | Plan | Planner | GuideMaker | None  # what a user may pass to `enable`
+Choice = str | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
 
 
 def guide_maker(choice: Choice) -> GuideMaker:
@@ -257,6 +273,8 @@ def guide_maker(choice: Choice) -> GuideMaker:
         return Planned(within())
     if isinstance(choice, str):
         choice = preset(choice)
+    if isinstance(choice, Preset):
+        choice = choice.plan()
     if isinstance(choice, Plan):
         return Planned(Fixed(choice))
     if isinstance(choice, GuideMaker):
