@@ -40,7 +40,7 @@ def test_the_steps_hardly_change_the_number_of_evaluations_and_the_tolerance_doe
     finer = [evaluations_within(error, flow_run(1000)) for error in (0.1, 0.03, 0.01, 0.003, 0.001)]
     assert finer == sorted(set(finer))
     scales = [evaluations_within(0.01, flow_run(50, w=w)) for w in (2.0, 5.0, 10.0)]
-    assert scales == sorted(set(scales))
+    assert scales[0] == scales[1] < scales[2]
 
 
 def test_a_tolerance_of_almost_nothing_is_plain_guidance():

@@ -27,7 +27,7 @@ SLOPE = 0.6  # and so is the slope that the last two say about the leap ahead
 # The evaluations that keep 95 % of runs within 1 % at guidance scale 5, in a run of very many steps ...
 EVALUATIONS = 14.5
 ORDER = 3.2  # ... the error falls with this power of their number ...
-GUIDANCE = 0.2  # ... they grow with this power of w - 1 (the error is linear in it, but so is what w is chosen for) ...
+GUIDANCE = 0.2  # ... beyond guidance scale 5 they grow with this power of w - 1, and below it they stay the same ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this many times as many when nothing takes back what a leap got wrong
 
@@ -71,8 +71,8 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
     """How many unconditional evaluations the prior wants for this tolerance."""
     tightness: float = (DEFAULT_ERROR / error) ** (1 / ORDER)
     count = effort * EVALUATIONS * tightness * run.steps / (run.steps + SHORT_RUN)
-    if run.guidance_scale is not None and run.guidance_scale > 1:
-        count *= ((run.guidance_scale - 1) / 4) ** GUIDANCE
+    if run.guidance_scale is not None:
+        count *= max(1.0, (run.guidance_scale - 1) / 4) ** GUIDANCE
     if run.response is None:
         count *= WITHOUT_CORRECTOR
     return min(run.steps, max(2, math.floor(count + 0.5)))
