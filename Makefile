@@ -18,7 +18,7 @@ demo: $(STAMP)  ## the main job: plain CFG and thg side by side, in demo.png
 	$(BIN)/thg demo --out demo.png --force
 
 test: $(STAMP) lint  ## everything that CI checks
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-minimum:  ## a part of the tests with the lowest versions of the dependencies, in an environment of its own
 	$(PYTHON) -m venv build/minimum
