@@ -2,8 +2,9 @@
 
     python docs/make_pipelines.py CHECK.json
 
-CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg) and `why`: one
-for each tiny pipeline that was run through plain CFG, a full plan, leaps, a repeated run, a broken run and disable.
+CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why` and
+`summary` (that of a run with leaps): one for each tiny pipeline that was run through plain CFG, a full plan, leaps, a
+repeated run, a broken run and disable.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ def main(check: Path) -> None:
         f"the bit). **{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are "
         f"refused with a reason, {counts['wrong'] + counts['crash']} fail.",
         "",
+        "A pipeline need not be in this list: `thg.enable` learns how any pipeline lays out its branches from its first "
+        "guided step ([how](extending.md#a-pipeline-of-your-own)). The list says what was checked.",
+        "",
         "This page is made by `docs/make_pipelines.py` from the output of the check.",
         "",
         "| pipeline | branches | checked |",
@@ -46,7 +50,8 @@ def main(check: Path) -> None:
     for name in sorted({*layouts, *results}, key=str.lower):
         layout = layouts.get(name)
         if not isinstance(layout, Refused):
-            lines.append(f"| {name} | {_branches(layout)} | {_verdict(results.get(name, []))} |")
+            found = results.get(name, [])
+            lines.append(f"| {name} | {_learned(found) or _branches(layout)} | {_verdict(found)} |")
     lines += ["", "## Refused", "", "`thg.enable` raises `UnsupportedPipelineError` with the reason.", ""]
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, layout in layouts.items():
@@ -56,6 +61,14 @@ def main(check: Path) -> None:
     PAGE.write_text("\n".join(lines) + "\n")
 
 
+def _learned(found: list[dict[str, str]]) -> str:
+    """What the run with leaps has learned, without the guidance scale."""
+    lines = [
+        line for row in found for line in row.get("summary", "").splitlines() if line.startswith("layout learned: ")
+    ]
+    return lines[0].removeprefix("layout learned: ").split(", w =")[0] if lines else ""
+
+
 def _branches(layout: Batched | Sequential | Delegates | Refused | None) -> str:
     if isinstance(layout, Batched):
         return f"one call: {', '.join(layout.branches)}"
@@ -63,7 +76,7 @@ def _branches(layout: Batched | Sequential | Delegates | Refused | None) -> str:
         return "a call each: cond, uncond"
     if isinstance(layout, Delegates):
         return f"those of {' and '.join(layout.parts)}"
-    return "unknown"
+    return "learned in the first run"
 
 
 def _verdict(found: list[dict[str, str]]) -> str:

@@ -1,8 +1,7 @@
-"""A pipeline of your own: tell thg how it lays out the two branches of its guidance.
+"""A pipeline of your own: thg learns how it lays out the branches of its guidance, and says what it found.
 
-thg knows the pipelines of diffusers by name, and never guesses. A class with a sampling loop of its own says which
-pattern it follows: `thg.Batched` if both branches go through the network in one call, `thg.Sequential` if it calls the
-network twice, the conditional branch first.
+Nothing has to be told: at the first guided step everything is evaluated, and what the pipeline passes to
+`scheduler.step` shows which branch is which. What was found can be printed, and passed on as `layout=`.
 
 python examples/extending/pipeline_pattern.py
 """
@@ -18,9 +17,8 @@ class ShortPipeline(StableDiffusionPipeline):
 
     @torch.no_grad()
     def __call__(self, prompt: str, steps: int, guidance_scale: float, seed: int) -> torch.Tensor:
-        self._guidance_scale = guidance_scale  # `pipe.guidance_scale` tells thg the w of this run
         cond, uncond = self.encode_prompt(prompt, self.device, 1, True)
-        self.scheduler.set_timesteps(steps)  # here a run starts for thg
+        self.scheduler.set_timesteps(steps)
         channels, size = self.unet.config.in_channels, self.unet.config.sample_size
         x = torch.randn(1, channels, size, size, generator=torch.Generator().manual_seed(seed))
         for t in self.scheduler.timesteps:
@@ -32,15 +30,13 @@ class ShortPipeline(StableDiffusionPipeline):
 if __name__ == "__main__":
     pipe = ShortPipeline(**thg.shipped_pipeline().components, requires_safety_checker=False)
     plain = pipe("a light dress", 30, 5.0, seed=0)
-    try:
-        thg.enable(pipe)
-    except thg.UnsupportedPipelineError as error:
-        print(error)  # its loop is its own, so thg asks
-    pattern = thg.Batched(branches=("cond", "uncond"))  # the order along the batch; "uncond" is what leaps leave out
 
-    with thg.enabled(pipe, thg.uniform(every=1), layout=pattern):  # every step: must be plain CFG
+    with thg.enabled(pipe, thg.uniform(every=1)):  # every step: must be plain CFG
         assert torch.allclose(pipe("a light dress", 30, 5.0, seed=0), plain, atol=1e-5)
-    with thg.enabled(pipe, thg.uniform(nfe=0.65), layout=pattern):
+    with thg.enabled(pipe, thg.uniform(nfe=0.65)):
         fewer = pipe("a light dress", 30, 5.0, seed=0)
-        print(thg.summary(pipe))
+        print(thg.summary(pipe))  # "layout learned: one call, conditional first, w = 5"
+        layout = thg.summary(pipe).layout
+    with thg.enabled(pipe, thg.uniform(nfe=0.65), layout=layout):  # told, where the first run shall know already
+        assert torch.equal(pipe("a light dress", 30, 5.0, seed=0), fewer)
     print(f"relative difference: {float((fewer - plain).norm() / plain.norm()):.1e}")

@@ -26,17 +26,25 @@ class Subject:
         make, self.cache = CACHES[name]
         self.case = make()
         self.name = name.split(",")[0].replace("TaylorSeerCache", "TaylorSeer")
+        with thg.enabled(self.case.pipe, LEAPS), counted(self.case) as work_of_thg:
+            self.thg_alone = self.run()
         with self.cache(self.case):
             self.alone = self.run()
             with thg.enabled(self.case.pipe, LEAPS), counted(self.case) as work:
                 self.together = self.run()
                 self.report = thg.summary(self.case.pipe)
-        with thg.enabled(self.case.pipe, LEAPS), counted(self.case) as work_of_thg:
-            self.thg_alone = self.run()
         self.work_left = work[0] / work_of_thg[0]
 
     def run(self) -> Tensor:
         return self.case.run(steps=STEPS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def layouts_are_known() -> None:
+    """A run that learns a layout does not leap where a cache has seen all branches."""
+    for case in (FAMILIES["SD 1.5"](), wan21(layers=LAYERS)):
+        with thg.enabled(case.pipe, LEAPS):
+            case.run(steps=2)
 
 
 @pytest.fixture(scope="module", params=CACHES)
@@ -138,8 +146,8 @@ def _contexts_after(case: Case) -> list[Any]:
 def test_fastercache_is_refused_by_name() -> None:
     case = cogvideox(layers=LAYERS)
     with FASTER(case), thg.enabled(case.pipe, LEAPS):
-        with pytest.raises(thg.UnsupportedPipelineError, match="FasterCache leaves out unconditional passes by itself"):
-            case.run(steps=STEPS)
+        case.run(steps=STEPS)
+        assert "FasterCache leaves out unconditional passes by itself" in thg.summary(case.pipe).note
         thg.enable(case.pipe, thg.uniform(every=1))
         case.run(steps=STEPS)
 
@@ -164,11 +172,13 @@ def _home_made(block: torch.nn.Module, broadcast: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_an_unknown_cache_that_breaks_is_named(broadcast: bool) -> None:
+def test_an_unknown_cache_is_named_and_left_alone(broadcast: bool) -> None:
     case = FAMILIES["SD 1.5"]()
-    named = pytest.raises(thg.UnsupportedPipelineError, match=r"_remembering_forward.*thg\.disable\(pipe\)")
-    with _home_made(case.pipe.unet.conv_out, broadcast), thg.enabled(case.pipe, LEAPS), named:
+    with _home_made(case.pipe.unet.conv_out, broadcast), thg.enabled(case.pipe, LEAPS):
         case.run(prompts=(0, 1, 2), seeds=(0, 1, 2), steps=STEPS)
+        summary = thg.summary(case.pipe)
+    assert "_remembering_forward" in summary.note
+    assert summary.nfe == summary.cfg_nfe
 
 
 def test_an_unknown_counter_of_calls_is_refused_where_calls_are_left_out() -> None:
@@ -181,8 +191,9 @@ def test_an_unknown_counter_of_calls_is_refused_where_calls_are_left_out() -> No
 
     case.pipe.transformer.cnt = 0
     case.pipe.transformer.forward = counting_forward
-    with thg.enabled(case.pipe, LEAPS), pytest.raises(thg.UnsupportedPipelineError, match="counting_forward"):
+    with thg.enabled(case.pipe, LEAPS):
         case.run(steps=STEPS)
+        assert "counting_forward" in thg.summary(case.pipe).note
     with thg.enabled(case.pipe, thg.uniform(every=1)):
         case.run(steps=STEPS)
 

@@ -135,7 +135,7 @@ def test_distilled_and_unguided_classes_are_refused_by_name():
         thg.enable(diffusers.DDPMPipeline(**parts))
 
 
-def test_a_subclass_with_its_own_loop_needs_a_layout():
+def test_a_subclass_is_learned_like_any_other():
     class Same(diffusers.StableDiffusionPipeline):
         pass
 
@@ -154,10 +154,9 @@ def test_a_subclass_with_its_own_loop_needs_a_layout():
     thg.disable(case.pipe)
     case.pipe = Other(**parts, requires_safety_checker=False)
     case.pipe.set_progress_bar_config(disable=True)
-    with pytest.raises(thg.UnsupportedPipelineError, match=r"layout=thg.Batched\(\)"):
-        thg.enable(case.pipe, LEAP)
-    thg.enable(case.pipe, LEAP, layout=thg.Batched())
-    assert torch.equal(case.run(), leap)
+    for layout in (None, thg.Batched()):
+        thg.enable(case.pipe, LEAP, layout=layout)
+        assert torch.equal(case.run(), leap)
 
 
 # -- schedulers

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thg.adapter.fit import Fit, combine, combine_reordered, least_squares
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.learn import Call, Learned, Unclear, learn
+from thg.adapter.learn import Learned, Outputs, Unclear, learn
 
 W = 4.5
 SHAPE = (2, 4, 16, 16)
@@ -27,18 +27,18 @@ def guided(cond: Tensor, uncond: Tensor, w: float = W) -> Tensor:
     return uncond + w * (cond - uncond)
 
 
-def learned(calls: list[Call], passed: Tensor, sample: Tensor | None = None) -> Learned:
+def learned(calls: list[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned:
     result = learn(calls, passed, sample)
     assert isinstance(result, Learned), result
     return result
 
 
-def one(*parts: Tensor) -> list[Call]:
-    return [Call("unet", (torch.cat(parts),))]
+def one(*parts: Tensor) -> list[Outputs]:
+    return [Outputs("unet", (torch.cat(parts),))]
 
 
-def each(*parts: Tensor) -> list[Call]:
-    return [Call("transformer", (part,)) for part in parts]
+def each(*parts: Tensor) -> list[Outputs]:
+    return [Outputs("transformer", (part,)) for part in parts]
 
 
 # -- the mathematics
@@ -113,13 +113,16 @@ def test_both_orders_of_two_calls(dtype: torch.dtype):
 
 def test_a_network_of_its_own_for_the_unconditional_branch():
     cond, uncond = branches()
-    calls = [Call("transformer", (cond,)), Call("other", (uncond,))]
+    calls = [Outputs("transformer", (cond,)), Outputs("other", (uncond,))]
     assert learned(calls, guided(cond, uncond)).layout == Sequential(("transformer",), unconditional="other")
 
 
 def test_other_calls_of_the_step_do_not_confuse():
     cond, uncond = branches()
-    text, control = Call("text_encoder", (torch.randn(2, 77, 32),)), Call("controlnet", (torch.randn(4, 8, 16, 16),))
+    text, control = (
+        Outputs("text_encoder", (torch.randn(2, 77, 32),)),
+        Outputs("controlnet", (torch.randn(4, 8, 16, 16),)),
+    )
     assert learned([text, control, *one(uncond, cond)], guided(cond, uncond)).layout.denoisers == ("unet",)
     calls = [text, control, *each(cond), control, *each(uncond)]
     assert isinstance(learned(calls, guided(cond, uncond)).layout, Sequential)
@@ -143,7 +146,7 @@ def test_several_prompts_stay_evaluated():
 def test_an_extra_call_runs_as_it_is():
     uncond, cond, skipped = branches(3)
     passed = guided(cond, uncond) + 2.8 * (cond - skipped)
-    assert learned([*one(uncond, cond), *[Call("unet", (skipped,))]], passed).layout == Batched(denoisers=("unet",))
+    assert learned([*one(uncond, cond), *[Outputs("unet", (skipped,))]], passed).layout == Batched(denoisers=("unet",))
     assert learned(each(cond, uncond, skipped), passed).layout == Sequential(("transformer",))
 
 
@@ -199,14 +202,14 @@ def test_tokens_of_later_frames():
 
 def test_lists_of_samples():
     cond, uncond = branches()
-    calls = [Call("transformer", (*cond, *uncond))]
+    calls = [Outputs("transformer", (*cond, *uncond))]
     assert learned(calls, guided(cond, uncond)).layout == Batched(("cond", "uncond"), ("uncond",), ("transformer",))
 
 
 # -- what cannot be said
 
 
-def unclear(calls: list[Call], passed: Tensor) -> Unclear:
+def unclear(calls: list[Outputs], passed: Tensor) -> Unclear:
     result = learn(calls, passed)
     assert isinstance(result, Unclear), result
     return result
@@ -217,7 +220,7 @@ def test_reasons():
     assert "same output" in unclear(one(cond, cond), cond).why
     assert "guidance is off" in unclear(one(uncond, cond), cond.clone()).why
     assert "averaged" in unclear(one(uncond, cond), guided(cond, uncond, 0.5)).why
-    assert "nothing in it looks like branches" in unclear([Call("unet", (cond[:1],))], cond[:1]).why
+    assert "no guidance in this step" in unclear([Outputs("unet", (cond[:1],))], cond[:1]).why
     nonlinear = unclear(one(uncond, cond), guided(cond, uncond).tanh())
     assert "no combination of its network outputs" in nonlinear.why
     assert "unet: 4x4x16x16" in nonlinear.why
@@ -226,7 +229,7 @@ def test_reasons():
 
 def test_a_batch_without_guidance_is_not_taken_for_two_branches():
     (samples,) = branches(1)
-    assert not isinstance(learn([Call("unet", (samples,))], samples), Learned)
+    assert not isinstance(learn([Outputs("unet", (samples,))], samples), Learned)
 
 
 def test_clipped_guidance_is_not_explained():

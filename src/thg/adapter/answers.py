@@ -8,12 +8,14 @@ own guidance formula then does the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from thg.adapter import rows
+from thg.adapter.ahead import answer_ahead
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
-from thg.adapter.layouts import Batched
+from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.section import Section
 from thg.adapter.terms import difference, unconditional
 from thg.errors import UnsupportedPipelineError
@@ -23,24 +25,24 @@ from thg.plans.guide import Term, Visitor
 # Names of diffusers' cache contexts. The extra ones are calls of other guidance methods, with one branch each.
 CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")
 EXTRA = ("uncond_stg", "uncond_modality")
+NOTHING = nullcontext()
 
 
 # -- all branches in one call
 
 
-def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
-    """A call that holds all branches of a step, or one branch where guidance is off."""
+def answer_batched(
+    section: Section, layout: Batched, caller: Caller, call: Call, leap: AbstractContextManager[None] = NOTHING
+) -> Any:
+    """A call that holds all branches of a step, or one branch where guidance is off. leap: entered around a leap."""
     if call.context in EXTRA:
         return section.network(call).apart(call)
-    branches = layout.branches_of(caller.pipe) if section.guidance_is_on(caller) else ()
-    if branches and section.rows is None:
+    branches = layout.branches_of(caller.pipe)
+    if section.rows is None and section.guidance_is_on(caller):
         if call.rows % len(branches):
-            raise UnsupportedPipelineError(
-                f"{type(caller.pipe).__name__} sent {call.rows} rows to its network where thg expected "
-                f"{len(branches)} branches of equal size"
-            )
+            raise UnsupportedPipelineError(f"it sent {call.rows} rows to its network, not {len(branches)} branches")
         section.rows = call.rows
-    if not branches or call.rows != section.rows:
+    if call.rows != section.rows:
         return _one_branch(section, caller, call)
     step = section.next_step(caller, call)
     section.guided_steps += 1
@@ -52,7 +54,7 @@ def answer_batched(section: Section, layout: Batched, caller: Caller, call: Call
         return _filled(section.template, [own] * len(branches), cond, predicted, section.guide.predict(step, own))
     if section.guide.evaluates(step):
         return _evaluated(section, call, len(branches), cond, predicted)
-    with layout.without_predicted(caller.pipe):
+    with layout.without_predicted(caller.pipe), leap:
         output = section.network(call).in_leap(call.keeping(keep, of=len(branches)))
     section.count(len(keep), instead_of=len(branches))
     section.template = output
@@ -116,8 +118,10 @@ def _filled(template: Any, parts: Sequence[Term], cond: int, predicted: Sequence
 # -- one call per branch
 
 
-def answer_sequential(section: Section, caller: Caller, call: Call) -> Any:
-    """A call with one branch: the conditional one comes first."""
+def answer_sequential(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
+    """A call with one branch."""
+    if layout.branches[0] != "cond":
+        return answer_ahead(section, caller, call)
     if call.context in CONDITIONAL or call.context in UNCONDITIONAL:
         second = call.context in UNCONDITIONAL
     else:
@@ -126,7 +130,7 @@ def answer_sequential(section: Section, caller: Caller, call: Call) -> Any:
         return _second(section, call)
     if not second:
         section.next_step(caller, call)
-        section.conditional = call.with_sample(call.sample, call.time)  # lists of its own: networks pop from theirs
+        section.conditional = call.kept()
         guided = section.guided_at == section.step - 1  # most likely: a call of the other branch tells, and comes later
         if guided and (own := _predicted_conditional(section, section.step)) is not None:
             section.count(0, instead_of=1)
@@ -171,7 +175,7 @@ def _second(section: Section, call: Call) -> Any:
 
 def answer_control(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
     """A call of a ControlNet, which comes before the denoiser's call of the same step."""
-    if not section.guidance_is_on(caller) or call.rows != section.rows or section.guide.evaluates(section.step + 1):
+    if call.rows != section.rows or section.guide.evaluates(section.step + 1):
         return call()
     branches = layout.branches_of(caller.pipe)
     keep = [k for k, name in enumerate(branches) if name not in layout.predicted]

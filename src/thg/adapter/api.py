@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
+from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of
 from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
@@ -21,7 +21,8 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     plan: a `Plan`, a planner such as `thg.within(0.01)`, `thg.tapered(0.65)` or one of a profile, or the name of a
         preset. Without one, `thg.within(0.01)`: the evaluations that keep the result within about 1 % of plain CFG's.
-    layout: for a pipeline that thg does not know: how it lays out its branches (`thg.Batched()`, `thg.Sequential()`).
+    layout: how the pipeline lays out its branches (`thg.Batched()`, `thg.Sequential()`). Without it, thg learns that
+        from the first guided step; `thg.summary(pipe).layout` is what it found.
 
     Enabling again replaces the plan.
     """
@@ -69,12 +70,17 @@ def summary(pipe: Any) -> Summary:
 # -- what a pipeline consists of
 
 
-def _layout(pipe: Any) -> Batched | Sequential | Delegates:
+def _layout(pipe: Any) -> Batched | Sequential | Delegates | None:
     if isinstance(pipe, torch.nn.Module) or not hasattr(pipe, "components"):
         raise UnsupportedPipelineError(
             f"thg.enable takes a diffusers pipeline, not {type(pipe).__name__}; without diffusers, use thg.sample"
         )
-    return layout_of(pipe)
+    layout = layout_of(pipe)
+    if isinstance(layout, Refused):
+        raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: {layout.why}")
+    if not isinstance(layout, Delegates) and not hasattr(getattr(pipe, "scheduler", None), "set_timesteps"):
+        raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: it has no scheduler")
+    return layout
 
 
 def _parts(pipe: Any, layout: Delegates) -> list[Any]:
@@ -82,10 +88,7 @@ def _parts(pipe: Any, layout: Delegates) -> list[Any]:
 
 
 def _enabled_parts(pipe: Any) -> list[Any]:
-    try:
-        layout = layout_of(pipe)
-    except UnsupportedPipelineError:
-        return []
+    layout = layout_of(pipe)
     if not isinstance(layout, Delegates):
         return []
     return [part for part in _parts(pipe, layout) if takeover_of(part) is not None]

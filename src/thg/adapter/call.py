@@ -14,15 +14,21 @@ Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 class Call:
     """A call of a network that has not run yet. `call()` runs it.
 
-    role: what the pipeline uses the network for: "denoiser", "unconditional" or "control".
+    role: what the pipeline uses the network for: "denoiser", "unconditional" or "control". name: of that component.
     context: the cache context that the pipeline has entered around it.
     """
 
     def __init__(
-        self, network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], role: str = "denoiser", context: str = ""
+        self,
+        network: Network,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        role: str = "denoiser",
+        context: str = "",
+        name: str = "",
     ) -> None:
         self.network, self.args, self.kwargs = network, args, kwargs
-        self.role, self.context = role, context
+        self.role, self.context, self.name = role, context, name
 
     def __call__(self) -> Any:
         return self.network(*self.args, **self.kwargs)
@@ -47,8 +53,20 @@ class Call:
 
     def with_sample(self, sample: Any, time: Any) -> Call:
         """The same call for another sample at another time."""
-        return Call(self.network, *rows.with_sample(self.args, self.kwargs, sample, time), self.role, self.context)
+        return self._with(*rows.with_sample(self.args, self.kwargs, sample, time))
 
     def keeping(self, branches: Sequence[int], of: int) -> Call:
         """The same call with some of its branches alone."""
-        return Call(self.network, *rows.cut(self.args, self.kwargs, self.rows, of, branches), self.role, self.context)
+        return self._with(*rows.cut(self.args, self.kwargs, self.rows, of, branches))
+
+    def kept(self) -> Call:
+        """The same call, to be made again later."""
+        args, kwargs = rows.own_lists(self.args, self.kwargs)
+        return self._with(tuple(args), kwargs)
+
+    def answered_by(self, network: Network) -> Call:
+        """The same call of another network."""
+        return Call(network, self.args, self.kwargs, self.role, self.context, self.name)
+
+    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return Call(self.network, args, kwargs, self.role, self.context, self.name)

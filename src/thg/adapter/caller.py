@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from thg.errors import UnsupportedPipelineError
-
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
 
 
@@ -34,8 +32,8 @@ class Caller:
                     return value
         return None
 
-    def guidance_is_on(self) -> bool:
-        """Has the pipeline decided for classifier-free guidance, as of now?"""
+    def guidance_is_on(self) -> bool | None:
+        """Has the pipeline decided for classifier-free guidance, as of now? None if it does not tell."""
         applies = self.local("apply_cfg")  # guidance within an interval of the time steps
         if applies is not None:
             return bool(applies)
@@ -45,12 +43,7 @@ class Caller:
         if decided is not None:
             return bool(decided)
         scale = self.local("guidance_scale")
-        if scale is not None:
-            return bool(scale > 1.0)
-        raise UnsupportedPipelineError(
-            f"thg cannot tell whether this call of {type(self.pipe).__name__} uses guidance: it has neither the "
-            "property do_classifier_free_guidance nor a variable of that name"
-        )
+        return None if scale is None else bool(scale > 1.0)
 
     def guidance_scale(self) -> float | None:
         """w, where it is one number."""

@@ -63,6 +63,15 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
     return torch.stack([left.norm() / _nonzero(allowed.norm()), (weight * scale).sum(), spread, doubt, *means])
 
 
+def passed_on(output: Tensor, passed: Tensor) -> Tensor:
+    """The numbers of a `Fit` of one branch: P is the output itself, with either sign."""
+    output, target = _wide(output), _wide(passed)
+    left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
+    error = left / _nonzero(ROUNDING * target.norm())
+    one, none = torch.ones_like(error), torch.zeros_like(error)
+    return torch.stack([error, one, none, none, one])
+
+
 def combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
     """The numbers of a `Fit` of two branches, where P has the numbers of the combination in some other order.
 

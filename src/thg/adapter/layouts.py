@@ -1,8 +1,9 @@
-"""How each diffusers pipeline lays out its guidance branches, so that a branch is known and never guessed.
+"""How a pipeline lays out its guidance branches.
 
 `Batched` pipelines send all branches through the network in one call, stacked along the batch; `Sequential` ones call
-it once per branch, the conditional one first. `Delegates` run other pipelines. What cannot be split correctly is
-`Refused`, with the reason. The lists were read off the source of diffusers 0.42 and checked by running the pipelines.
+it once per branch. Which of them a pipeline is, its first guided step tells (`learn`). The names in this file are
+exceptions, each with its reason: pipelines whose steps cannot be explained by their outputs, `Delegates` that run other
+pipelines, and what is `Refused` because it has no guidance that could be left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from thg.adapter.classes import original_class
-from thg.errors import UnsupportedPipelineError
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 """The names under which pipelines have their denoising network."""
@@ -24,11 +24,13 @@ class Batched:
     """All branches in one call.
 
     branches: their order along the batch. predicted: those that a leap leaves out.
+    explained: their outputs combine to what reaches the scheduler, so that this can be checked.
     """
 
     branches: tuple[str, ...] = ("uncond", "cond")
     predicted: tuple[str, ...] = ("uncond",)
     denoisers: tuple[str, ...] = DENOISERS
+    explained: bool = True
 
     def branches_of(self, pipe: Any) -> tuple[str, ...]:
         """The branches in the current call, with guidance on."""
@@ -45,6 +47,7 @@ class Perturbed(Batched):
     """Perturbed-attention guidance: a third branch, whose attention processors depend on what is in the batch."""
 
     branches: tuple[str, ...] = ("uncond", "cond", "perturbed")
+    explained: bool = False  # its third branch is not always there
 
     def branches_of(self, pipe: Any) -> tuple[str, ...]:
         return self.branches if pipe.do_perturbed_attention_guidance else self.branches[:2]
@@ -74,6 +77,7 @@ class Sequential:
     unconditional: str | None = None
     branches: tuple[str, str] = ("cond", "uncond")
     rescales: bool = False
+    explained: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,87 +104,27 @@ def _register(layout: Layout, names: str) -> None:
         _LAYOUTS[name] = layout
 
 
+# Guidance that is not a combination of its two outputs: adaptive projected guidance with a momentum.
+_register(Batched(branches=("cond", "uncond"), explained=False), "AceStepPipeline")
+# What reaches the scheduler is not made of the outputs of one step alone: tokens of reference pictures among them,
+# frames that are given, a step in the space of the denoised sample, or no scheduler at all.
+_register(Batched(explained=False), "LTX2InContextPipeline")
+_register(Sequential(explained=False), "CosmosTextToWorldPipeline CosmosVideoToWorldPipeline LongCatAudioDiTPipeline")
+_register(Sequential(rescales=True, explained=False), "Cosmos2VideoToWorldPipeline")
+# The first run shall know already that the corrector does not fit.
+_register(Sequential(rescales=True), "Cosmos2TextToImagePipeline")
+# With random weights, as in tests, the prompt has no effect on these: both branches give the same output.
 _register(
     Batched(),
-    """
-    AllegroPipeline AltDiffusionImg2ImgPipeline AltDiffusionPipeline AnimateDiffControlNetPipeline AnimateDiffPipeline
-    AnimateDiffSDXLPipeline AnimateDiffSparseControlNetPipeline AnimateDiffVideoToVideoControlNetPipeline
-    AnimateDiffVideoToVideoPipeline AnyFlowPipeline AudioLDM2Pipeline AudioLDMPipeline AuraFlowPipeline
-    BlipDiffusionControlNetPipeline BlipDiffusionPipeline BriaFiboEditPipeline BriaFiboPipeline BriaPipeline
-    CogVideoXFunControlPipeline CogVideoXImageToVideoPipeline CogVideoXPipeline CogVideoXVideoToVideoPipeline
-    CogView3PlusPipeline ConsisIDPipeline EasyAnimateControlPipeline EasyAnimateInpaintPipeline EasyAnimatePipeline
-    ErnieImagePipeline HiDreamImagePipeline HunyuanDiTControlNetPipeline HunyuanDiTPipeline I2VGenXLPipeline
-    IFImg2ImgPipeline IFImg2ImgSuperResolutionPipeline IFInpaintingPipeline IFInpaintingSuperResolutionPipeline
-    IFPipeline IFSuperResolutionPipeline JoyImageEditPlusPipeline Kandinsky3Img2ImgPipeline Kandinsky3Pipeline
-    KandinskyImg2ImgPipeline KandinskyInpaintPipeline KandinskyPipeline KandinskyPriorPipeline
-    KandinskyV22ControlnetImg2ImgPipeline KandinskyV22ControlnetPipeline KandinskyV22Img2ImgPipeline
-    KandinskyV22InpaintPipeline KandinskyV22Pipeline KandinskyV22PriorEmb2EmbPipeline KandinskyV22PriorPipeline
-    KolorsImg2ImgPipeline KolorsPipeline LDMTextToImagePipeline LTX2ConditionPipeline LTX2HDRPipeline
-    LTX2ImageToVideoPipeline LTX2InContextPipeline LTX2Pipeline LTXConditionPipeline LTXImageToVideoPipeline
-    LTXPipeline LattePipeline MochiPipeline MusicLDMPipeline PIAPipeline PRXPipeline PRXPixelPipeline
-    PaintByExamplePipeline PixArtAlphaPipeline PixArtSigmaPipeline SanaControlNetPipeline SanaImageToVideoPipeline
-    SanaPipeline SanaVideoPipeline SanaWMPipeline ShapEImg2ImgPipeline ShapEPipeline StableAudio3Pipeline
-    StableAudioPipeline StableDiffusion3ControlNetInpaintingPipeline StableDiffusion3ControlNetPipeline
-    StableDiffusion3Img2ImgPipeline StableDiffusion3InpaintPipeline StableDiffusion3Pipeline
-    StableDiffusionAdapterPipeline StableDiffusionControlNetImg2ImgPipeline StableDiffusionControlNetInpaintPipeline
-    StableDiffusionControlNetPipeline StableDiffusionControlNetXSPipeline StableDiffusionDepth2ImgPipeline
-    StableDiffusionGLIGENPipeline StableDiffusionImageVariationPipeline StableDiffusionImg2ImgPipeline
-    StableDiffusionInpaintPipeline StableDiffusionInpaintPipelineLegacy StableDiffusionLDM3DPipeline
-    StableDiffusionLatentUpscalePipeline StableDiffusionModelEditingPipeline StableDiffusionPipeline
-    StableDiffusionUpscalePipeline StableDiffusionXLAdapterPipeline StableDiffusionXLControlNetImg2ImgPipeline
-    StableDiffusionXLControlNetInpaintPipeline StableDiffusionXLControlNetPipeline
-    StableDiffusionXLControlNetUnionImg2ImgPipeline StableDiffusionXLControlNetUnionInpaintPipeline
-    StableDiffusionXLControlNetUnionPipeline StableDiffusionXLControlNetXSPipeline StableDiffusionXLImg2ImgPipeline
-    StableDiffusionXLInpaintPipeline StableDiffusionXLPipeline StableUnCLIPImg2ImgPipeline
-    StableVideoDiffusionPipeline TextToVideoSDPipeline VideoToVideoSDPipeline
-    """,
-)
-_register(
-    Batched(branches=("cond", "uncond")),
-    """
-    AceStepPipeline DiTPipeline LuminaPipeline StableCascadeDecoderPipeline StableCascadePriorPipeline
-    WuerstchenDecoderPipeline WuerstchenPriorPipeline ZImageControlNetInpaintPipeline ZImageControlNetPipeline
-    ZImageImg2ImgPipeline ZImageInpaintPipeline ZImageOmniPipeline ZImagePipeline
-    """,
-)
-_register(
-    Batched(branches=("cond", "image", "uncond"), predicted=("image", "uncond")),
-    "StableDiffusionInstructPix2PixPipeline StableDiffusionXLInstructPix2PixPipeline",
-)
-_register(
-    Perturbed(),
-    """
-    AnimateDiffPAGPipeline HunyuanDiTPAGPipeline KolorsPAGPipeline PixArtSigmaPAGPipeline SanaPAGPipeline
-    StableDiffusion3PAGImg2ImgPipeline StableDiffusion3PAGPipeline StableDiffusionControlNetPAGInpaintPipeline
-    StableDiffusionControlNetPAGPipeline StableDiffusionPAGImg2ImgPipeline StableDiffusionPAGInpaintPipeline
-    StableDiffusionPAGPipeline StableDiffusionXLControlNetPAGImg2ImgPipeline StableDiffusionXLControlNetPAGPipeline
-    StableDiffusionXLPAGImg2ImgPipeline StableDiffusionXLPAGInpaintPipeline StableDiffusionXLPAGPipeline
-    """,
+    "PRXPipeline PRXPixelPipeline SanaControlNetPipeline SanaImageToVideoPipeline SanaPipeline SanaVideoPipeline",
 )
 _register(
     Sequential(),
     """
-    BriaFibo2Pipeline ChromaImg2ImgPipeline ChromaInpaintPipeline ChromaPipeline ChronoEditPipeline
-    CogView4ControlPipeline CogView4Pipeline
-    Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Cosmos3OmniPipeline CosmosTextToWorldPipeline
-    CosmosVideoToWorldPipeline
-    Flux2KleinInpaintPipeline Flux2KleinPipeline FluxControlNetPipeline FluxImg2ImgPipeline
-    FluxInpaintPipeline FluxKontextInpaintPipeline FluxKontextPipeline FluxPipeline GlmImagePipeline HeliosPipeline
-    HunyuanImagePipeline HunyuanImageRefinerPipeline HunyuanSkyreelsImageToVideoPipeline
-    HunyuanVideo15ImageToVideoPipeline HunyuanVideo15Pipeline HunyuanVideoFramepackPipeline
-    HunyuanVideoImageToVideoPipeline HunyuanVideoPipeline JoyImageEditPipeline Kandinsky5I2IPipeline
-    Kandinsky5I2VPipeline Kandinsky5T2IPipeline Kandinsky5T2VPipeline Kandinsky6TI2VAPipeline Krea2Pipeline
-    LongCatAudioDiTPipeline LongCatImageEditPipeline LongCatImagePipeline LucyEditPipeline Lumina2Pipeline
-    MotifVideoImage2VideoPipeline MotifVideoPipeline NucleusMoEImagePipeline OvisImagePipeline QwenImage21Pipeline
-    QwenImageControlNetInpaintPipeline QwenImageControlNetPipeline QwenImageEditInpaintPipeline QwenImageEditPipeline
-    QwenImageEditPlusPipeline QwenImageImg2ImgPipeline QwenImageInpaintPipeline QwenImageLayeredPipeline
-    QwenImagePipeline SkyReelsV2DiffusionForcingImageToVideoPipeline SkyReelsV2DiffusionForcingPipeline
-    SkyReelsV2DiffusionForcingVideoToVideoPipeline SkyReelsV2ImageToVideoPipeline SkyReelsV2Pipeline WanAnimatePipeline
-    WanImageToVideoPipeline WanPipeline WanVACEPipeline WanVideoToVideoPipeline
+    Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Kandinsky5I2IPipeline Kandinsky5I2VPipeline
+    Kandinsky5T2IPipeline Kandinsky5T2VPipeline NucleusMoEImagePipeline
     """,
 )
-_register(Sequential(rescales=True), "Cosmos2TextToImagePipeline Cosmos2VideoToWorldPipeline")
-_register(Sequential(denoisers=("transformer",), unconditional="unconditional_transformer"), "Ideogram4Pipeline")
 
 # The prior of Kandinsky costs little beside its decoder; it can be enabled by itself: thg.enable(pipe.prior_pipe).
 _register(
@@ -251,23 +195,14 @@ _register(
 )
 
 
-def layout_of(pipe: Any) -> Batched | Sequential | Delegates:
-    """The layout of a pipeline; an error that says why if it cannot be supported."""
+def layout_of(pipe: Any) -> Layout | None:
+    """The layout of a pipeline by name or by what it says of itself; None if it is to be learned."""
     cls = original_class(pipe)
     for base in cls.__mro__:
         layout = _LAYOUTS.get(base.__name__)
-        if layout is None or not base.__module__.startswith("diffusers."):
-            continue
-        if cls.__call__ is not base.__call__:
-            break  # a subclass with a loop of its own may lay out its branches in another way
-        if isinstance(layout, Refused):
-            raise UnsupportedPipelineError(f"thg cannot accelerate {cls.__name__}: {layout.why}")
-        return layout
-    raise UnsupportedPipelineError(
-        f"thg does not know how {cls.__name__} lays out its guidance branches. If it stacks them in one call, "
-        "unconditional first, write thg.enable(pipe, layout=thg.Batched()); if it calls the network twice, "
-        "conditional first, thg.enable(pipe, layout=thg.Sequential())"
-    )
+        if layout is not None and base.__module__.startswith("diffusers.") and cls.__call__ is base.__call__:
+            return layout
+    return Perturbed() if hasattr(cls, "_set_pag_attn_processor") else None
 
 
 def known_layouts() -> dict[str, Layout]:

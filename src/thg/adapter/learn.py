@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ View = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a network. outputs: its first tensor, or the list of samples that some networks return."""
+class Outputs:
+    """What a call of a network returned. outputs: its first tensor, or a list of samples if it returned one."""
 
     network: str
     outputs: tuple[Tensor, ...]
@@ -49,39 +49,48 @@ class Call:
 
 @dataclass(frozen=True)
 class Learned:
-    """layout: how the branches are laid out. w: the guidance scale of the step. words: the same for people."""
+    """layout: how the branches are laid out. w: the guidance scale of the step. words: the same for people.
+
+    number: of the reading that explains the step, to check later steps by.
+    """
 
     layout: Batched | Sequential
     w: float
     words: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Unclear:
-    """Why a step has not told the layout. again: another step or run may."""
+    """Why a step has not told the layout.
+
+    again: another run may. same_output: its branches are equal. unguided: there is one branch in this step.
+    """
 
     why: str
     again: bool = False
+    same_output: bool = False
+    unguided: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Branches:
     """Where the branches of a step are. stacked: how many of them the first call holds."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[Outputs, ...]
     outputs: tuple[Tensor, ...]
     stacked: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One way to read a step, and the numbers of its `Fit`.
+    """One way to read a step. measure: gives the numbers of its `Fit`.
 
     by_vector: tokens, pixels or frames have coefficients of their own. with_sample: P also holds the sample.
     """
 
     branches: Branches
-    numbers: Tensor
+    measure: Callable[[], Tensor]
     by_vector: bool = False
     with_sample: bool = False
 
@@ -94,29 +103,38 @@ class Reading:
         return _conclude(self, found)
 
 
-def learn(calls: Sequence[Call], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
+def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
     """The layout from the calls of one step, what it passed to the scheduler, and the sample of that step."""
     readings = list(read(calls, passed, sample))
     if not readings:
-        return Unclear(f"nothing in it looks like branches of guidance ({_seen(calls, passed)})", again=True)
-    width = max(len(reading.numbers) for reading in readings)
-    padded = [torch.nn.functional.pad(reading.numbers, (0, width - len(reading.numbers))) for reading in readings]
+        return Unclear(f"no guidance in this step ({_seen(calls, passed)})", again=True, unguided=True)
+    measured = [reading.measure() for reading in readings]
+    width = max(map(len, measured))
+    padded = torch.stack([torch.nn.functional.pad(numbers, (0, width - len(numbers))) for numbers in measured])
     fits = [
         Fit.read(numbers, len(reading.branches.outputs))
-        for reading, numbers in zip(readings, torch.stack(padded).tolist(), strict=True)
+        for reading, numbers in zip(readings, padded.tolist(), strict=True)
     ]
     conclusions = [reading.conclude(found) for reading, found in zip(readings, fits, strict=True)]
-    for kind in (Learned, Unclear):
-        for conclusion in conclusions:
-            if isinstance(conclusion, kind):
-                return conclusion
+    for number, conclusion in enumerate(conclusions):
+        if isinstance(conclusion, Learned):
+            return replace(conclusion, number=number)
+    for conclusion in conclusions:
+        if isinstance(conclusion, Unclear):
+            return conclusion
     return Unclear(
         f"no combination of its network outputs gives what it passes to scheduler.step ({_seen(calls, passed)}; the "
         f"closest leaves {min(found.error for found in fits) * fit.ROUNDING:.1e} of it)"
     )
 
 
-def read(calls: Sequence[Call], passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
+def unexplained(learned: Learned, calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Tensor | None:
+    """How much of a later step the same reading leaves, in units of rounding; on the device. None if it has changed."""
+    reading = next(itertools.islice(read(calls, passed, sample), learned.number, None), None)
+    return None if reading is None else reading.measure()[0]
+
+
+def read(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
     """All ways to read a step, the simplest first."""
     if not passed.is_floating_point():
         return
@@ -125,12 +143,14 @@ def read(calls: Sequence[Call], passed: Tensor, sample: Tensor | None) -> Iterat
             yield from _fits(branches, passed, sample)
 
 
-def _arrangements(calls: Sequence[Call], passed: Tensor) -> Iterator[Branches]:
+def _arrangements(calls: Sequence[Outputs], passed: Tensor) -> Iterator[Branches]:
     """Which calls hold branches: one call with all, several calls with one each, or one with two and more."""
     outputs = [(call, whole) for call in calls if (whole := call.whole()) is not None and _is_like(whole, passed)]
     if not outputs:
         return
     last, whole = outputs[-1]
+    if whole.shape == passed.shape and whole.shape[0] > 1:
+        yield Branches((last,), (whole,))  # a batch of samples without guidance
     for n in range(2, MOST_BRANCHES + 1):
         if whole.shape[0] % n == 0:
             yield Branches((last,), whole.chunk(n), stacked=n)
@@ -153,19 +173,27 @@ def _is_like(output: Tensor, passed: Tensor) -> bool:
 
 def _fits(branches: Branches, passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
     outputs, n = branches.outputs, len(branches.outputs)
+    if n == 1:
+        yield Reading(branches, functools.partial(fit.passed_on, outputs[0], passed))
+        return
     for view, target in _views(outputs[0], passed, n):
-        parts = [view(output) for output in outputs]
-        yield Reading(branches, fit.combine([_rows(p) for p in parts], _rows(target)))
+        yield Reading(branches, functools.partial(_combine, outputs, view, target, _rows))
         if sample is not None and sample.shape == target.shape:
             for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
-                numbers = fit.combine([rows(p) for p in parts], rows(target), rows(sample))
-                yield Reading(branches, numbers, with_sample=True, by_vector=rows is _frames)
+                measure = functools.partial(_combine, outputs, view, target, rows, sample)
+                yield Reading(branches, measure, with_sample=True, by_vector=rows is _frames)
         for dim in range(1, target.ndim):
             if target.shape[dim] > n:
-                numbers = fit.combine([_vectors(p, dim) for p in parts], _vectors(target, dim))
-                yield Reading(branches, numbers, by_vector=True)
+                vectors = functools.partial(_vectors, dim=dim)
+                yield Reading(branches, functools.partial(_combine, outputs, view, target, vectors), by_vector=True)
     if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
-        yield Reading(branches, fit.combine_reordered(outputs, passed))
+        yield Reading(branches, functools.partial(fit.combine_reordered, outputs, passed))
+
+
+def _combine(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
+    return fit.combine(
+        [rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample)
+    )
 
 
 def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tensor]]:
@@ -240,9 +268,12 @@ def _vectors(value: Tensor, dim: int) -> Tensor:
 
 
 def _conclude(reading: Reading, found: Fit) -> Learned | Unclear:
+    if len(found.shares) == 1:
+        return Unclear("no guidance in this step: its network output reaches the scheduler", again=True, unguided=True)
     shares, plain = found.shares, abs(abs(found.scale) - 1) < SURE
     if not found.doubt < SURE:
-        return Unclear("its branches gave the same output (is the negative prompt the prompt?)", again=True)
+        why = "its branches gave the same output (is the negative prompt the prompt?)"
+        return Unclear(why, again=True, same_output=True)
     if found.scale < 0 and not (plain or reading.with_sample or reading.by_vector):
         return Unclear("its guidance formula turns the sign of its network outputs, so that it does not tell the order")
     cond = max(range(len(shares)), key=lambda k: shares[k])
@@ -254,8 +285,9 @@ def _conclude(reading: Reading, found: Fit) -> Learned | Unclear:
     if found.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
     words = f"w = {w:.3g}" + (", rescaled" if not plain or reading.by_vector else "")
-    conclude = _batched if reading.branches.stacked > 1 else _sequential
-    return conclude(reading.branches, shares, cond, words)
+    if reading.branches.stacked > 1:
+        return _batched(reading.branches, shares, cond, words)
+    return _sequential(reading.branches, shares, cond, words, rescales=reading.with_sample and not plain)
 
 
 def _batched(branches: Branches, shares: tuple[float, ...], cond: int, words: str) -> Learned | Unclear:
@@ -272,16 +304,18 @@ def _batched(branches: Branches, shares: tuple[float, ...], cond: int, words: st
     return Learned(layout, shares[cond], f"one call, {place}, {words}")
 
 
-def _sequential(branches: Branches, shares: tuple[float, ...], cond: int, words: str) -> Learned | Unclear:
+def _sequential(
+    branches: Branches, shares: tuple[float, ...], cond: int, words: str, rescales: bool
+) -> Learned | Unclear:
     if cond > 1 or shares[1 - cond] > -SURE:
         return Unclear(f"it calls its network {len(shares)} times a step, in an order that thg does not know")
     own, other = branches.calls[cond].network, branches.calls[1 - cond].network
     order = ("cond", "uncond") if cond == 0 else ("uncond", "cond")
-    layout = Sequential((own,), unconditional=None if own == other else other, branches=order)
+    layout = Sequential((own,), None if own == other else other, branches=order, rescales=rescales)
     count = {2: "two", 3: "three", 4: "four"}[len(shares)]
     return Learned(layout, shares[cond], f"{count} calls, {('conditional', 'unconditional')[cond]} first, {words}")
 
 
-def _seen(calls: Sequence[Call], passed: Tensor) -> str:
+def _seen(calls: Sequence[Outputs], passed: Tensor) -> str:
     shown = ", ".join(map(str, calls[-MOST_BRANCHES:])) or "no network call"
     return f"{shown}; to the scheduler: {'x'.join(map(str, passed.shape))}"

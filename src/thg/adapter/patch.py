@@ -21,7 +21,7 @@ from thg.adapter.classes import original_class, restore, substitute
 if TYPE_CHECKING:
     from thg.adapter.takeover import Takeover
 
-Roles = dict["Takeover", str]  # who has taken a network over, and for what: "denoiser", "unconditional" or "control"
+Roles = dict["Takeover", tuple[str, str]]  # who has taken a network over, for what, and the component's name
 
 _OWN_CALL = "_thg_call"
 
@@ -68,13 +68,13 @@ def restore_calls(pipe: Any) -> None:
 # -- networks
 
 
-def acquire(network: torch.nn.Module, takeover: Takeover, role: str) -> None:
-    """Has the calls of a network answered by the runs of a takeover."""
+def acquire(network: torch.nn.Module, takeover: Takeover, role: str, name: str) -> None:
+    """Has the calls of a network answered by the runs of a takeover. role: "denoiser", "unconditional" or "control"."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
         members["cache_context"] = _cache_context
     substitute(network, members)
-    _networks.setdefault(network, {})[takeover] = role
+    _networks.setdefault(network, {})[takeover] = (role, name)
 
 
 def release(network: torch.nn.Module, takeover: Takeover) -> None:
@@ -93,8 +93,9 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     roles = _networks.get(self, {})
     here = run.current.get()
     if here is not None and here.owner in roles:
-        role = roles[here.owner]
-        return here.answer(Call(plain, args, kwargs, role, "uncond" if role == "unconditional" else here.context))
+        role, name = roles[here.owner]
+        context = "uncond" if role == "unconditional" else here.context
+        return here.answer(Call(plain, args, kwargs, role, context, name))
     if here is None:
         for takeover in roles:
             if takeover.run is not None:

@@ -54,7 +54,7 @@ def with_sample(
     args: Sequence[Any], kwargs: Mapping[str, Any], sample: Any, time: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call for another sample at another time, all else the same."""
-    positional, named = [_own_list(value) for value in args], {name: _own_list(value) for name, value in kwargs.items()}
+    positional, named = own_lists(args, kwargs)
     for names, place, value in ((_SAMPLE, 0, sample), (_TIME, 1, time)):
         name = next((name for name in names if name in named), None)
         if name is not None:
@@ -64,6 +64,11 @@ def with_sample(
         else:
             raise UnsupportedPipelineError(f"thg finds no {names[0]} among the arguments of this network's call")
     return tuple(positional), named
+
+
+def own_lists(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The same arguments with lists of their own: some networks pop from theirs."""
+    return [_own_list(value) for value in args], {name: _own_list(value) for name, value in kwargs.items()}
 
 
 def _own_list(value: Any) -> Any:
@@ -141,6 +146,15 @@ def count_out(output: Any) -> int:
     """Rows of a network's output."""
     listed = _list_of_samples(output)
     return len(tensors_of(output)[0]) if listed is None else len(listed)
+
+
+def main_output(output: Any) -> tuple[Tensor, ...]:
+    """The first tensor of an output, or its list of samples; nothing if there is none."""
+    try:
+        listed = _list_of_samples(output)
+        return tuple(listed) if listed is not None else tuple(tensors_of(output)[:1])
+    except UnsupportedPipelineError:
+        return ()
 
 
 def branch_terms(output: Any, n: int) -> list[Term]:

@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from torch import Tensor
+
+from thg.adapter import rows
 from thg.adapter.answers import answer_batched, answer_control, answer_sequential
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.lesson import Lesson
+from thg.adapter.observe import SeenCall, watched
 from thg.adapter.section import Section
-from thg.plans.guide import GuideMaker
+from thg.errors import UnsupportedPipelineError
+from thg.plans.guide import GuideMaker, Visitor
 from thg.plans.report import Summary
 
 current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
@@ -30,10 +36,15 @@ class PipelineRun:
     owner: the takeover that opened the run. context: the cache context that the pipeline is in.
     """
 
-    def __init__(self, owner: Any, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
+    def __init__(self, owner: Any, pipe: Any, lesson: Lesson, maker: GuideMaker) -> None:
         self.owner, self.name = owner, type(pipe).__name__
         self._pipe: Any = pipe
-        self._layout, self._maker = layout, maker
+        self._lesson, self._maker = lesson, maker
+        lesson.begin()
+        self.plain_because = lesson.refusal  # why everything is evaluated
+        self._settled = bool(self.plain_because)  # the layout was learned or checked in this run, or is not wanted
+        self._seen: list[SeenCall] = []  # the calls of the step under way, while there is something to learn
+        self._rows_to_count = 0  # of the step under way, evaluated as they came
         self._timesteps_before = getattr(pipe.scheduler, "timesteps", None)  # of an earlier run
         self.thread = threading.get_ident()
         self.started = self.ended = time.perf_counter()
@@ -48,16 +59,116 @@ class PipelineRun:
         section = self._section(caller, call)
         if section is None:
             return call()
-        if isinstance(self._layout, Sequential):
-            output = answer_sequential(section, caller, call)
-        elif call.role == "control":
-            return answer_control(section, self._layout, caller, call)
-        else:
-            output = answer_batched(section, self._layout, caller, call)
+        layout, step = self._lesson.layout, section.step
+        if layout is None or self.plain_because or self._undecided(section, layout, caller):
+            return self._as_it_comes(call)
+        try:
+            output = self._answered(section, layout, caller, call)
+        except UnsupportedPipelineError as error:  # what thg cannot do, the pipeline can
+            if isinstance(section.guide, Visitor):
+                raise  # calibration has no use for a plain run
+            self.plain_because, self._settled = str(error), True
+            section.back_to(step)
+            return self._as_it_comes(call)
         self.ended = time.perf_counter()
-        if section.at_last_step:
+        if call.role != "control" and (not self._settled or self._lesson.guards):
+            self._seen.append(SeenCall(call, output))
+        if section.at_last_step and call.role != "control":
             section.watch(call, output)
         return output
+
+    def _answered(self, section: Section, layout: Batched | Sequential, caller: Caller, call: Call) -> Any:
+        if isinstance(layout, Sequential):
+            return answer_sequential(section, layout, caller, call)
+        if call.role == "control":
+            return answer_control(section, layout, caller, call)
+        return answer_batched(section, layout, caller, call, self._lesson.first_leap())
+
+    def _undecided(self, section: Section, layout: Batched | Sequential, caller: Caller) -> bool:
+        """Is it open whether this call is guided, until the step is made?"""
+        if isinstance(layout, Sequential) or section.rows is not None:
+            return False
+        told = section.guidance_is_on(caller)
+        return told is None or (not told and self._lesson.shapes_tell)
+
+    def _as_it_comes(self, call: Call) -> Any:
+        """A call that is made as it comes, and counted when its step is made."""
+        output = call()
+        self.ended = time.perf_counter()
+        layout = self._lesson.layout
+        if layout is None or call.name in (*layout.denoisers, getattr(layout, "unconditional", None)):
+            tensors = rows.main_output(output)
+            self._rows_to_count += len(tensors) if len(tensors) > 1 else sum(len(t) for t in tensors if t.ndim)
+        if not self._settled:
+            self._seen.append(SeenCall(call, output))
+        return output
+
+    # -- what a step shows
+
+    def _stepped(self, passed: Tensor, sample: Any) -> None:
+        """The pipeline passes its combined output to the scheduler."""
+        seen, self._seen = self._seen, []
+        if not self.sections or self._pipe is None:
+            return
+        section = self.sections[-1]
+        if seen and not self._settled:
+            self._settle(section, seen, passed, sample)
+        elif seen and self._lesson.guards:
+            self._lesson.check(seen, passed, sample)
+        if self._rows_to_count:
+            section.count_plain_step(max(1, self._rows_to_count // max(1, len(passed))))
+            self._rows_to_count = 0
+        section.stepped = True
+
+    def _settle(self, section: Section, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
+        """Learns the layout from a step, or checks the step against it."""
+        undecided = self._rows_to_count > 0
+        if not undecided and not section.guided_steps:
+            return
+        verdict = self._lesson.judge(self._pipe, seen, passed, sample)
+        if verdict is None and undecided:
+            return  # a step without guidance
+        self._settled = True
+        if verdict is None:
+            verdict = "it says that guidance is on, and one branch alone reaches the scheduler"
+            section.back_to(section.step - 1)
+            section.count_plain_step(1)
+        if verdict and isinstance(section.guide, Visitor):
+            raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {verdict}")
+        self.plain_because = verdict
+        self.owner.acquire(self._pipe)
+        if undecided and not self.plain_because:
+            step, rows_to_count = section.step, self._rows_to_count
+            try:
+                self._replay(section, seen)
+            except UnsupportedPipelineError as error:
+                if isinstance(section.guide, Visitor):
+                    raise
+                self.plain_because, self._rows_to_count = str(error), rows_to_count
+                section.back_to(step)
+
+    def _replay(self, section: Section, seen: list[SeenCall]) -> None:
+        """Accounts for a step that was evaluated before it was known how."""
+        layout, caller = self._lesson.layout, Caller(self._pipe)
+        assert layout is not None
+        self._rows_to_count, section.stepped = 0, True
+        apart = getattr(layout, "unconditional", None)
+        for call in seen:
+            if call.call.name in layout.denoisers and (names := section.network(call.call).cache_names):
+                raise UnsupportedPipelineError(
+                    f"its layout was learned in this run, in which {names[0]} has seen all branches; the next run leaps"
+                )
+            replayed = call.replay()
+            if replayed.name not in (*layout.denoisers, apart):
+                continue
+            if isinstance(layout, Batched) and section.rows is None:
+                section.rows = replayed.rows
+                if section.rows % len(layout.branches):
+                    raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
+            if replayed.name == apart:
+                replayed.role, replayed.context = "unconditional", "uncond"
+            if self._answered(section, layout, caller, replayed) is not call.output:
+                self.plain_because = "its layout was learned in this run, and its plan changes the first step"
 
     def _section(self, caller: Caller, call: Call) -> Section | None:
         """The pass over time steps that a call belongs to; None before the first."""
@@ -72,13 +183,15 @@ class PipelineRun:
             return None
         if section is not None:
             section.release()
-        rescales = isinstance(self._layout, Sequential) and self._layout.rescales
+        layout = self._lesson.layout
+        rescales = isinstance(layout, Sequential) and layout.rescales
         self.sections.append(Section(self._maker, caller, timesteps, rescales))
         return self.sections[-1]
 
     def close(self) -> None:
         """Frees all tensors. The summary can still be had."""
         self._pipe = self._timesteps_before = None
+        self._seen = []
         for section in self.sections:
             section.release()
 
@@ -86,7 +199,8 @@ class PipelineRun:
     def opened(self) -> Iterator[None]:
         token = current.set(self)
         try:
-            yield
+            with watched(self._pipe, self._stepped):
+                yield
         except BaseException:
             self.failed = True
             raise
@@ -97,6 +211,10 @@ class PipelineRun:
     def summary(self) -> Summary:
         guided = [section for section in self.sections if section.guided_steps]
         notes = dict.fromkeys(section.note() for section in guided or self.sections)
+        if self.plain_because:
+            notes = {f"this run was plain CFG: {self.plain_because}": None}
+        elif complaint := self._lesson.complaint():
+            notes[f"this result may be wrong, and further runs will be plain CFG: {complaint}"] = None
         notes[self._note_on_calls()] = None
         return Summary(
             pipeline=self.name,
@@ -112,6 +230,8 @@ class PipelineRun:
             sections=len(self.sections),
             caches=tuple(dict.fromkeys(name for section in self.sections for name in section.cache_names)),
             estimated_error=None if not guided or guided[-1].error is None else tuple(guided[-1].error.tolist()),
+            layout=self._lesson.layout,
+            learned=self._lesson.words,
         )
 
     def _note_on_calls(self) -> str:

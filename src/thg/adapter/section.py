@@ -28,7 +28,7 @@ class Section:
         self.run = _described(caller, timesteps, rescales)
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
-        self._guidance_decided: tuple[Any, bool] | None = None
+        self._guidance_decided: tuple[Any, bool | None] | None = None
         self.key = _key(caller, timesteps)
         self.step = -1  # the step under way
         self.rows: int | None = None  # rows of a call with all branches
@@ -41,10 +41,12 @@ class Section:
         # the network call under way
         self.loop_time: Any = None
         self.time: Any = None
+        self.stepped: bool | None = None  # has the scheduler made its step since? None while no step was seen
         # pipelines that call their network once per branch: the conditional call of the step under way
         self.conditional: Call | None = None
         self.output: Any = None
         self.template: Any = None  # an output of the network, for those that are predicted whole
+        self.ahead: Call | None = None  # the last conditional call, where it comes second
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
         self.cache_names: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class Section:
             self.cache_names += self._networks[key].cache_names
         return self._networks[key]
 
-    def guidance_is_on(self, caller: Caller) -> bool:
+    def guidance_is_on(self, caller: Caller) -> bool | None:
         """The pipeline's decision. Where it hangs on a tensor, it is read once for each tensor: that waits."""
         scale = getattr(caller.pipe, "_guidance_scale", None)
         if not isinstance(scale, Tensor):
@@ -84,20 +86,35 @@ class Section:
         now = caller.loop_time()
         if now is not None and self.loop_time is not None:
             return now is self.loop_time
+        if self.stepped is not None:
+            return not self.stepped
         return self.time is not None and _equal(call.time, self.time)  # waits; the usual loops have a time in hand
 
     def next_step(self, caller: Caller, call: Call) -> int:
         self.step += 1
         if self.step >= self.run.steps:
             raise UnsupportedPipelineError(
-                f"{type(caller.pipe).__name__} calls its network more often than the {self.run.steps} time steps of "
-                "its run; thg cannot tell which calls belong to which step. Please report this pipeline; "
-                "thg.disable(pipe) meanwhile"
+                f"it calls its network more often than the {self.run.steps} time steps of its run, so that it is not "
+                "clear which call belongs to which step"
             )
         self.evaluations.append(0)
         self.plain_evaluations.append(0)
         self.loop_time, self.time = caller.loop_time(), call.time
+        self.stepped = None if self.stepped is None else False
         return self.step
+
+    def back_to(self, step: int) -> None:
+        """Forgets the step that was begun after this one."""
+        self.step = step
+        del self.evaluations[step + 1 :], self.plain_evaluations[step + 1 :]
+
+    def count_plain_step(self, branches: int) -> None:
+        """A step in which all branches ran."""
+        if not self.at_last_step:
+            self.step += 1
+            self.evaluations.append(0)
+            self.plain_evaluations.append(0)
+        self.count(branches, instead_of=branches)
 
     def count(self, branches: int, instead_of: int) -> None:
         self.evaluations[-1] += branches
@@ -117,7 +134,8 @@ class Section:
     def release(self) -> None:
         """Drops what holds tensors, and keeps what the summary needs."""
         self._plan, self._guide = self.plan, None
-        self.conditional = self.output = self.template = self.time = self.loop_time = self._guidance_decided = None
+        self.conditional = self.ahead = self.output = self.template = None
+        self.time = self.loop_time = self._guidance_decided = None
         self.key = ()
         self._networks.clear()
 

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 from thg.adapter import patch
+from thg.adapter.classes import original_class
 from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.lesson import Lesson
+from thg.adapter.observe import candidates
 from thg.adapter.run import PipelineRun
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
@@ -21,14 +24,15 @@ from thg.plans.report import Summary
 class Takeover:
     """A pipeline that thg is enabled on. Keeps neither the pipeline nor its networks alive."""
 
-    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
+    def __init__(self, pipe: Any, layout: Batched | Sequential | None, maker: GuideMaker) -> None:
+        """layout: None if it is to be learned."""
         self.name = type(pipe).__name__
-        self.layout, self.maker = layout, maker
+        self.lesson, self.maker = Lesson(original_class(pipe), layout), maker
         self.run: PipelineRun | None = None  # the one that is open
         self._last: PipelineRun | None = None
         self._lock = threading.Lock()
         self._networks: list[weakref.ref[torch.nn.Module]] = []
-        self._acquire(pipe)
+        self.acquire(pipe)
         patch.route_calls(pipe, self)
         self._when_forgotten = weakref.finalize(pipe, self._release)
         self._when_forgotten.atexit = False
@@ -41,16 +45,17 @@ class Takeover:
         finally:
             patch.restore_calls(pipe)
 
-    def _acquire(self, pipe: Any) -> None:
+    def acquire(self, pipe: Any) -> None:
         """Takes over the networks that the pipeline has now, and gives back those that it no longer has."""
-        networks = _networks(pipe, self.layout)
+        self.lesson.refresh(pipe)
+        networks = _networks(pipe, self.lesson.layout)
         for known in self._networks:
             network = known()
-            if network is not None and all(network is not wanted for wanted, _ in networks):
+            if network is not None and all(network is not wanted for wanted, _, _ in networks):
                 patch.release(network, self)
-        for network, role in networks:
-            patch.acquire(network, self, role)
-        self._networks = [weakref.ref(network) for network, _ in networks]
+        for network, role, name in networks:
+            patch.acquire(network, self, role, name)
+        self._networks = [weakref.ref(network) for network, _, _ in networks]
 
     def _release(self) -> None:
         for known in self._networks:
@@ -69,8 +74,8 @@ class Takeover:
                     "one run. Use a lock, or one pipeline per thread; they can share all but the scheduler: "
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
-            self._acquire(pipe)
-            self.run = self._last = run = PipelineRun(self, pipe, self.layout, self.maker)
+            self.acquire(pipe)
+            self.run = self._last = run = PipelineRun(self, pipe, self.lesson, self.maker)
         try:
             with run.opened():
                 yield
@@ -84,16 +89,18 @@ class Takeover:
         return self._last.summary()
 
 
-def _networks(pipe: Any, layout: Batched | Sequential) -> list[tuple[torch.nn.Module, str]]:
-    """The networks of a pipeline that guidance concerns, with their roles."""
+def _networks(pipe: Any, layout: Batched | Sequential | None) -> list[tuple[torch.nn.Module, str, str]]:
+    """The networks of a pipeline that guidance concerns, with their roles and names."""
+    if layout is None:  # to be learned: all that could be the denoiser
+        return [(network, "denoiser", name) for name, network in candidates(pipe).items()]
     roles = [(name, "denoiser") for name in layout.denoisers]
     if isinstance(layout, Sequential) and layout.unconditional is not None:
         roles.append((layout.unconditional, "unconditional"))
     if isinstance(layout, Batched):
         roles.append(("controlnet", "control"))
-    found = [(getattr(pipe, name, None), role) for name, role in roles]
-    networks = [(network, role) for network, role in found if isinstance(network, torch.nn.Module)]
-    if all(role == "control" for _, role in networks):
+    found = [(getattr(pipe, name, None), role, name) for name, role in roles]
+    networks = [(network, role, name) for network, role, name in found if isinstance(network, torch.nn.Module)]
+    if all(role == "control" for _, role, _ in networks):
         raise UnsupportedPipelineError(
             f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.layouts import Delegates, layout_of
+from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
+from thg.adapter.observe import candidates
 from thg.errors import UnsupportedPipelineError
 
 
@@ -73,8 +74,11 @@ def denoisers(pipe: Any) -> list[torch.nn.Module]:
     layout = layout_of(pipe)
     if isinstance(layout, Delegates):
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
-    names = [*layout.denoisers, getattr(layout, "unconditional", None)]
-    found = [getattr(pipe, name) for name in names if name and isinstance(getattr(pipe, name, None), torch.nn.Module)]
+    if isinstance(layout, Batched | Sequential):
+        names = [*layout.denoisers, getattr(layout, "unconditional", None)]
+        found = [getattr(pipe, n) for n in names if n and isinstance(getattr(pipe, n, None), torch.nn.Module)]
+    else:
+        found = list(candidates(pipe).values())
     if not found:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
     return found

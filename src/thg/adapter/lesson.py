@@ -1,0 +1,200 @@
+"""What is known of the layout of a pipeline class, and what a run adds to that.
+
+A `Lesson` belongs to one enabled pipeline. At the first guided step of a run it learns the layout, or checks the one
+that is known: the first time with one wait of the host, later by the shapes alone. Whatever it cannot explain, it says;
+the run then goes on as plain CFG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.learn import Learned, Outputs, Unclear, learn, unexplained
+from thg.adapter.observe import SeenCall, candidates, mixes_rows, outputs_of
+from thg.errors import UnsupportedPipelineError
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an earlier run has shown.
+
+    ratio: numbers that reach the scheduler, per number that the network returns. telling: whether another ratio means a
+    step without guidance; not so where the scheduler gets the rows of all branches.
+    """
+
+    learned: Learned
+    ratio: Fraction
+    telling: bool
+
+
+SLACK = 30  # what later steps may leave: the smaller the noise, the larger the rounding of some formulas
+_known: dict[type, Known] = {}
+
+
+def forget() -> None:
+    """Forgets all that was learned in this process."""
+    _known.clear()
+
+
+class Lesson:
+    """layout: as given by name or by the user; None if it is to be learned. cls: the pipeline's class."""
+
+    def __init__(self, cls: type, layout: Batched | Sequential | None) -> None:
+        self.cls = cls
+        self.given = self.layout = layout
+        self.refusal = ""  # why this pipeline runs as plain CFG for good
+        self._proven = False  # the given layout was checked, or cannot be
+        self._has_leapt = False
+        self._unguided: object = None  # the shapes of a step without guidance, in the run under way
+        self._guarded: Learned | None = None  # by what the steps of the run under way are checked: its first one
+        self._errors: list[Tensor] = []  # what they leave unexplained; on the device until somebody asks
+
+    def begin(self) -> None:
+        """A new run."""
+        self._unguided = self._guarded = None
+        self._errors = []
+
+    @property
+    def guards(self) -> bool:
+        """Are further steps of this run to be checked?"""
+        return self._guarded is not None
+
+    def check(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
+        """Checks a further step of the run that was learned from. Nothing waits for the device."""
+        assert self._guarded is not None
+        error = unexplained(self._guarded, outputs_of(seen), passed, sample if isinstance(sample, Tensor) else None)
+        if error is not None:
+            self._errors.append(error)
+
+    def complaint(self) -> str:
+        """What the further steps of the run have shown to be wrong; waits for the device."""
+        if self._errors:
+            errors = torch.stack(self._errors).tolist()
+            self._errors = []
+            wrong = sum(not error < SLACK for error in errors)
+            if wrong:
+                self.refusal = (
+                    f"{wrong} of {len(errors)} later steps passed something to the scheduler that is not the "
+                    "combination of the first one"
+                )
+        return self.refusal
+
+    def refresh(self, pipe: Any) -> None:
+        """Finds the layout for the networks that the pipeline has now."""
+        known = _known.get(self.cls)
+        self.layout = self.given or (_with_twins(pipe, known.learned.layout) if known is not None else None)
+
+    @property
+    def shapes_tell(self) -> bool:
+        """Do the shapes of a step tell whether it is guided?"""
+        known = _known.get(self.cls)
+        return self.given is None and (known is None or known.telling)
+
+    @property
+    def words(self) -> str:
+        """What was learned, for people."""
+        known = _known.get(self.cls)
+        return known.learned.words if known is not None and self.given is None else ""
+
+    @contextmanager
+    def first_leap(self) -> Iterator[None]:
+        """Around a call with a part of the branches: the first one shows whether the network can do that."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            if self._has_leapt:
+                raise
+            self.refusal = f"its network does not run with a part of its branches ({type(error).__name__}: {error})"
+            raise UnsupportedPipelineError(self.refusal) from error
+        self._has_leapt = True
+
+    def judge(self, pipe: Any, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
+        """Learns from a guided step, or checks it against what is known.
+
+        Returns why the run must not leap, nothing ("") if it may, and None if there is no guidance in this step.
+        """
+        calls = outputs_of(seen)
+        known = _known.get(self.cls)
+        if self.given is None and known is not None and known.telling:
+            layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
+            if ratio == known.ratio:
+                return _mixed(pipe, layout)
+            if isinstance(layout, Batched) and ratio == known.ratio * len(layout.branches):
+                return None
+            del _known[self.cls]  # other options, another layout: learn it again
+        elif self._proven or (self.given is not None and not self.given.explained):
+            return ""
+        shapes = (passed.shape, [tensor.shape for call in calls for tensor in call.outputs])
+        if shapes == self._unguided:
+            return None
+        found = learn(calls, passed, sample if isinstance(sample, Tensor) else None)
+        if isinstance(found, Learned):
+            return self._found(pipe, found, calls, passed)
+        if found.unguided:
+            self._unguided = shapes
+            return None
+        return self._unclear(found)
+
+    def _unclear(self, found: Unclear) -> str:
+        if self.given is not None and found.same_output:
+            return ""  # nothing to see: both branches are equal, whatever their order
+        if not found.again and self.given is None:
+            self.refusal = found.why
+        return found.why
+
+    def _found(self, pipe: Any, found: Learned, calls: list[Outputs], passed: Tensor) -> str:
+        if self.given is None:
+            reason = _mixed(pipe, found.layout)
+            if not reason:
+                telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
+                telling = telling or isinstance(found.layout, Sequential)
+                _known[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
+                self._guarded = found
+            return reason
+        if _order(found.layout) != _order(self.given):
+            self.refusal = f"thg expected {_describe(self.given)}, and saw {found.words}"
+            return self.refusal
+        self._proven, self._guarded = True, found
+        return ""
+
+
+def _order(layout: Batched | Sequential) -> tuple[type, int, int]:
+    kind = Batched if isinstance(layout, Batched) else Sequential
+    return kind, len(layout.branches), layout.branches.index("cond")
+
+
+def _describe(layout: Batched | Sequential) -> str:
+    calls = "one call" if isinstance(layout, Batched) else "a call for each"
+    return f"{calls}: {', '.join(layout.branches)}"
+
+
+def _ratio(layout: Batched | Sequential, calls: list[Outputs], passed: Tensor) -> Fraction:
+    returned = [call for call in calls if call.network in layout.denoisers]
+    return Fraction(passed.numel(), sum(tensor.numel() for tensor in returned[-1].outputs)) if returned else Fraction(0)
+
+
+def _mixed(pipe: Any, layout: Batched | Sequential) -> str:
+    if isinstance(layout, Sequential):
+        return ""
+    networks = (getattr(pipe, name, None) for name in layout.denoisers)
+    reasons = [reason for network in networks if network is not None and (reason := mixes_rows(network))]
+    return reasons[0] if reasons else ""
+
+
+def _with_twins(pipe: Any, layout: Batched | Sequential) -> Batched | Sequential:
+    """The layout for all networks of the same kind: some pipelines have one for high and one for low noise."""
+    networks = candidates(pipe)
+    kinds = {type(networks[name]) for name in layout.denoisers if name in networks}
+    apart = getattr(layout, "unconditional", None)
+    names = tuple(name for name, network in networks.items() if type(network) in kinds and name != apart)
+    return replace(layout, denoisers=names or layout.denoisers)

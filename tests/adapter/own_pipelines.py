@@ -1,0 +1,251 @@
+"""Pipelines that no table knows, on the shipped model: as a user might write them, each with a layout of its own.
+
+All of them sample as diffusers' StableDiffusionPipeline does; they differ in how they call the network and in what they
+make of its outputs before `scheduler.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from torch import Tensor
+
+
+class OwnPipeline(DiffusionPipeline):
+    """A loop of its own, without any of the names that diffusers' pipelines share."""
+
+    def __init__(self, text_encoder: Any, tokenizer: Any, unet: Any, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
+        self.set_progress_bar_config(disable=True)
+
+    inspect: Callable[[], Any] = staticmethod(lambda: None)  # what is looked at in the middle of a run
+    inspected: Any = None
+
+    @torch.no_grad()
+    def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        self.scheduler.set_timesteps(count)
+        state = noise * self.scheduler.init_noise_sigma
+        for number, time in enumerate(self.scheduler.timesteps):
+            out = self.direction(self.scheduler.scale_model_input(state, time), time, wanted, neutral, strength, number)
+            self.inspected = self.inspect()
+            state = self.scheduler.step(out, time, state).prev_sample
+        return state
+
+    def embed(self, words: list[str]) -> Tensor:
+        tokens = self.tokenizer(
+            words,
+            padding="max_length",
+            max_length=self.tokenizer.model_max_length,
+            truncation=True,
+            return_tensors="pt",
+        )
+        return self.text_encoder(tokens.input_ids.to(self.text_encoder.device))[0]
+
+    def run(self, state: Tensor, time: Tensor, embedding: Tensor) -> Tensor:
+        return self.unet(state, time, encoder_hidden_states=embedding).sample
+
+    def direction(self, state: Tensor, time: Tensor, wanted: Tensor, neutral: Tensor, w: float, number: int) -> Tensor:
+        raise NotImplementedError
+
+
+class UncondFirst(OwnPipeline):
+    def direction(self, state, time, wanted, neutral, w, number):
+        u, c = self.run(torch.cat([state] * 2), time, torch.cat([neutral, wanted])).chunk(2)
+        return self.formula(c, u, w)
+
+    def formula(self, c: Tensor, u: Tensor, w: float) -> Tensor:
+        return u + w * (c - u)
+
+
+class CondFirst(OwnPipeline):
+    def direction(self, state, time, wanted, neutral, w, number):
+        c, u = self.run(torch.cat([state] * 2), time, torch.cat([wanted, neutral])).chunk(2)
+        return u + w * (c - u)
+
+
+class TwoCalls(OwnPipeline):
+    def direction(self, state, time, wanted, neutral, w, number):
+        c = self.run(state, time, wanted)
+        u = self.run(state, time, neutral)
+        return u + w * (c - u)
+
+
+class TwoCallsUncondFirst(OwnPipeline):
+    def direction(self, state, time, wanted, neutral, w, number):
+        u = self.run(state, time, neutral)
+        c = self.run(state, time, wanted)
+        return u + w * (c - u)
+
+
+class ThreeBranches(OwnPipeline):
+    """Led away from the neutral prompt and, a little, from another one."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        other = self.embed(["a pale sandal"] * len(state))
+        c, o, u = self.run(torch.cat([state] * 3), time, torch.cat([wanted, other, neutral])).chunk(3)
+        return u + w * (c - u) - 0.5 * (o - u)
+
+
+class Rescaled(UncondFirst):
+    def formula(self, c, u, w):
+        out = u + w * (c - u)
+        dims = tuple(range(1, out.ndim))
+        return 0.7 * out * (c.std(dims, keepdim=True) / out.std(dims, keepdim=True)) + 0.3 * out
+
+
+class NormKeeping(UncondFirst):
+    """Each pixel keeps the norm of its conditional output."""
+
+    def formula(self, c, u, w):
+        out = u + w * (c - u)
+        return out * (c.norm(dim=1, keepdim=True) / out.norm(dim=1, keepdim=True))
+
+
+class NotLinear(UncondFirst):
+    def formula(self, c, u, w):
+        return 2 * torch.tanh((u + w * (c - u)) / 2)
+
+
+class OffInTheMiddle(UncondFirst):
+    """Guidance for the first two thirds of the steps, then the conditional branch alone."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        if number >= len(self.scheduler.timesteps) * 2 // 3:
+            return self.run(state, time, wanted)
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class LiesInItsFlag(UncondFirst):
+    """Says that guidance is on, and sends one branch."""
+
+    do_classifier_free_guidance = True
+    lies = True
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        if self.lies:
+            return self.run(state, time, wanted)
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class ChangesItsFormula(UncondFirst):
+    """Clips what it passes to the scheduler from the third step on."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        out = super().direction(state, time, wanted, neutral, w, number)
+        return out if number < 2 else out.clamp(-0.5, 0.5)
+
+
+class SharedAttention:
+    """Each row attends to the first one of the batch, too."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, temb=None, **_):
+        shape = hidden_states.shape
+        if hidden_states.ndim == 4:
+            hidden_states = hidden_states.flatten(2).mT
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        context = torch.cat([context, context[:1].expand_as(context)], 1)
+        q, k, v = (
+            attn.head_to_batch_dim(layer(x))
+            for layer, x in ((attn.to_q, hidden_states), (attn.to_k, context), (attn.to_v, context))
+        )
+        out = attn.batch_to_head_dim(attn.get_attention_scores(q, k) @ v)
+        out = attn.to_out[1](attn.to_out[0](out))
+        return out.mT.reshape(shape) if len(shape) == 4 else out
+
+
+class BothUNet(torch.nn.Module):
+    """A U-Net that takes an even number of rows, half of them conditional."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Transformer2DModelOutput:
+        if len(state) < 4:
+            raise ValueError("both branches of two samples, please")
+        return self.unet(state, time, encoder_hidden_states=encoder_hidden_states)
+
+
+class NeedsBoth(UncondFirst):
+    pass
+
+
+class PackingUNet(torch.nn.Module):
+    """A U-Net whose output comes as tokens of 2x2 patches."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Transformer2DModelOutput:
+        out = self.unet(state, time, encoder_hidden_states=encoder_hidden_states).sample
+        b, c, h, w = out.shape
+        out = out.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w // 4, c * 4)
+        return Transformer2DModelOutput(sample=out)
+
+
+class Packed(UncondFirst):
+    def formula(self, c, u, w):
+        out = u + w * (c - u)
+        size = int(out.shape[1] ** 0.5)
+        out = out.reshape(len(out), size, size, -1, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        return out.reshape(len(out), -1, size * 2, size * 2)
+
+
+class VarianceUNet(torch.nn.Module):
+    """A U-Net that also predicts a variance."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Transformer2DModelOutput:
+        out = self.unet(state, time, encoder_hidden_states=encoder_hidden_states).sample
+        return Transformer2DModelOutput(sample=torch.cat([out, out.square()], 1))
+
+
+class LearnedVariance(UncondFirst):
+    def formula(self, c, u, w):
+        c, u = c.chunk(2, 1)[0], u.chunk(2, 1)[0]
+        return u + w * (c - u)
+
+
+class Swapped(StableDiffusionPipeline):
+    """A copy of StableDiffusionPipeline with a loop of its own, the conditional branch first."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: list[str], guidance_scale: float, num_inference_steps: int, latents: Tensor) -> Tensor:
+        self._guidance_scale, self._interrupt = guidance_scale, False
+        wanted, neutral = self.encode_prompt(prompt, self.device, 1, True)
+        self.scheduler.set_timesteps(num_inference_steps)
+        for time in self.scheduler.timesteps:
+            both = self.scheduler.scale_model_input(torch.cat([latents] * 2), time)
+            out = self.unet(both, time, encoder_hidden_states=torch.cat([wanted, neutral])).sample
+            c, u = out.chunk(2)
+            latents = self.scheduler.step(u + guidance_scale * (c - u), time, latents).prev_sample
+        return latents
+
+
+NETWORKS = {Packed: PackingUNet, LearnedVariance: VarianceUNet, NeedsBoth: BothUNet}
+
+
+def build(kind: type[DiffusionPipeline], known: StableDiffusionPipeline) -> DiffusionPipeline:
+    """A pipeline of this kind on the components of a known one."""
+    parts = known.components
+    if issubclass(kind, StableDiffusionPipeline):
+        return kind(**parts, requires_safety_checker=False)
+    unet = NETWORKS.get(kind, lambda unet: unet)(parts["unet"])
+    return kind(
+        parts["text_encoder"], parts["tokenizer"], unet, type(parts["scheduler"]).from_config(parts["scheduler"].config)
+    )
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """Of each sample, in dB; latents have about unit variance, and span about 4."""
+    return 10 * torch.log10(16 / (a - b).square().flatten(1).mean(1))

@@ -1,0 +1,205 @@
+"""Pipelines that nobody has told thg about: what it learns of them, and what it leaves alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from torch import Tensor
+
+import thg
+from tests.adapter import own_pipelines as own
+from thg.adapter import lesson
+
+WORDS = ["a dark ankle boot", "a pale dress"]
+STEPS, W = 8, 5.0
+LEAP = thg.uniform(every=2)
+
+
+@pytest.fixture(scope="module")
+def known() -> StableDiffusionPipeline:
+    pipe = thg.shipped_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def noise(known) -> Tensor:
+    size = known.unet.config.sample_size
+    return torch.randn(2, known.unet.config.in_channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def nothing_known():
+    """Each test learns for itself."""
+    lesson.forget()
+
+
+def picture(pipe: StableDiffusionPipeline, noise: Tensor, **arguments: float) -> Tensor:
+    """The known pipeline with the same numbers."""
+    return pipe(
+        WORDS, guidance_scale=W, num_inference_steps=STEPS, latents=noise, output_type="latent", **arguments
+    ).images
+
+
+@pytest.fixture(scope="module")
+def expected(known, noise) -> dict[str, Tensor]:
+    """What thg makes of the known pipeline, plain and rescaled."""
+    with thg.enabled(known, LEAP):
+        return {"": picture(known, noise), "rescaled": picture(known, noise, guidance_rescale=0.7)}
+
+
+LEARNED = {
+    own.UncondFirst: "one call, unconditional first, w = 5",
+    own.CondFirst: "one call, conditional first, w = 5",
+    own.TwoCalls: "two calls, conditional first, w = 5",
+    own.TwoCallsUncondFirst: "two calls, unconditional first, w = 5",
+    own.Packed: "one call, unconditional first, w = 5",
+    own.LearnedVariance: "one call, unconditional first, w = 5",
+    own.Rescaled: "one call, unconditional first, w = 5, rescaled",
+    own.NormKeeping: "one call, unconditional first, w = 5, rescaled",
+    own.ThreeBranches: "one call, conditional is number 1 of 3, w = 5",
+    own.OffInTheMiddle: "one call, unconditional first, w = 5",
+    own.Swapped: "one call, conditional first, w = 5",
+}
+SAME_AS_KNOWN = {kind: "rescaled" if kind is own.Rescaled else "" for kind in LEARNED} | {
+    own.NormKeeping: None,
+    own.ThreeBranches: None,
+    own.OffInTheMiddle: None,
+}
+
+
+@pytest.mark.parametrize("kind", LEARNED, ids=lambda kind: kind.__name__)
+def test_learned_in_the_first_run(kind, known, noise, expected):
+    pipe = own.build(kind, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, thg.uniform(every=1)):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        assert thg.summary(pipe).nfe == thg.summary(pipe).cfg_nfe
+    lesson.forget()
+    with thg.enabled(pipe, LEAP):
+        first = pipe(WORDS, W, STEPS, noise)
+        summary = thg.summary(pipe)
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), first)  # learning has changed nothing
+    assert summary.learned == LEARNED[kind]
+    assert f"layout learned: {LEARNED[kind]}" in str(summary)
+    assert summary.note == ""
+    assert summary.nfe < 0.85 * summary.cfg_nfe
+    assert own.psnr(first, plain).min() > 20
+    if SAME_AS_KNOWN[kind] is not None:  # the same numbers in another order: the same result
+        torch.testing.assert_close(first, expected[SAME_AS_KNOWN[kind]], rtol=1e-4, atol=1e-4)
+    assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+
+
+def test_what_was_learned_can_be_passed_on(known, noise):
+    pipe = own.build(own.CondFirst, known)
+    with thg.enabled(pipe, LEAP):
+        first = pipe(WORDS, W, STEPS, noise)
+        layout = thg.summary(pipe).layout
+    assert layout == thg.Batched(branches=("cond", "uncond"), denoisers=("unet",))
+    assert eval(repr(layout), vars(thg)) == layout
+    lesson.forget()
+    with thg.enabled(pipe, LEAP, layout=layout):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), first)
+        assert thg.summary(pipe).learned == ""
+
+
+def test_a_formula_that_is_not_linear_runs_as_plain_cfg(known, noise):
+    pipe = own.build(own.NotLinear, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        for _ in range(2):
+            assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+            summary = thg.summary(pipe)
+            assert summary.note.startswith("this run was plain CFG: no combination of its network outputs")
+            assert summary.nfe == summary.cfg_nfe == 2 * STEPS
+            assert summary.finished
+
+
+@pytest.mark.parametrize("learned_before", [False, True])
+def test_a_flag_that_lies(known, noise, learned_before):
+    """With two samples and one branch the network gets as many rows as with one sample and two branches."""
+    pipe = own.build(own.LiesInItsFlag, known)
+    with thg.enabled(pipe, LEAP):
+        if learned_before:
+            pipe.lies = False
+            pipe(WORDS, W, STEPS, noise)
+            assert thg.summary(pipe).nfe < thg.summary(pipe).cfg_nfe
+            pipe.lies = True
+        found = pipe(WORDS, W, STEPS, noise)
+        summary = thg.summary(pipe)
+    assert torch.equal(found, pipe(WORDS, W, STEPS, noise))
+    assert "guidance" in summary.note
+    assert summary.nfe == STEPS
+
+
+def test_a_wrong_layout_is_noticed_before_it_does_harm(known, noise):
+    pipe = own.build(own.CondFirst, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP, layout=thg.Batched()):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        assert "thg expected one call: uncond, cond, and saw one call, conditional first" in thg.summary(pipe).note
+
+
+def test_equal_branches_are_learned_in_a_later_run(known, noise):
+    pipe = own.build(own.UncondFirst, known)
+    with thg.enabled(pipe, LEAP):
+        pipe(["", ""], W, STEPS, noise)
+        assert "same output" in thg.summary(pipe).note
+        pipe(WORDS, W, STEPS, noise)
+        assert thg.summary(pipe).learned
+        assert thg.summary(pipe).note == ""
+
+
+def test_one_sample_after_two(known, noise):
+    """What was learned holds for other batch sizes, with guidance and without."""
+    pipe = own.build(own.UncondFirst, known)
+    with thg.enabled(pipe, LEAP):
+        pipe(WORDS, W, STEPS, noise)
+        both = thg.summary(pipe).evaluations
+        pipe(WORDS[:1], W, STEPS, noise[:1])
+        assert thg.summary(pipe).evaluations == both
+
+
+def test_a_formula_that_changes_in_the_middle_is_reported(known, noise):
+    pipe = own.build(own.ChangesItsFormula, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        pipe(WORDS, W, STEPS, noise)
+        assert "later steps passed something to the scheduler" in thg.summary(pipe).note
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+
+
+def test_processors_that_look_at_other_branches(known, noise):
+    """A branch alone would not give what it gives beside the others."""
+    pipe = own.build(own.UncondFirst, known)
+    before = pipe.unet.attn_processors
+    pipe.unet.set_attn_processor(own.SharedAttention())
+    try:
+        plain = pipe(WORDS, W, STEPS, noise)
+        with thg.enabled(pipe, LEAP):
+            assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+            assert "SharedAttention may look from one branch at another" in thg.summary(pipe).note
+    finally:
+        pipe.unet.set_attn_processor(before)
+
+
+def test_a_network_that_cannot_run_a_branch_alone(known, noise):
+    pipe = own.build(own.NeedsBoth, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        assert "does not run with a part of its branches" in thg.summary(pipe).note
+
+
+@pytest.mark.parametrize("kind", [own.TwoCalls, own.UncondFirst, own.NotLinear], ids=lambda kind: kind.__name__)
+def test_the_scheduler_is_left_as_it_was(known, noise, kind):
+    pipe = own.build(kind, known)
+    before, signature = set(vars(pipe.scheduler)), inspect.signature(pipe.scheduler.step)
+    with thg.enabled(pipe, LEAP):
+        pipe.inspect = lambda: inspect.signature(pipe.scheduler.step)
+        pipe(WORDS, W, STEPS, noise)
+        assert pipe.inspected == signature
+    assert set(vars(pipe.scheduler)) == before | {"num_inference_steps"}
