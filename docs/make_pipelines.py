@@ -38,8 +38,8 @@ def main(check: Path) -> None:
         f"the bit). **{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are "
         f"refused with a reason, {counts['wrong'] + counts['crash']} fail.",
         "",
-        "A pipeline need not be in this list: `thg.enable` learns how any pipeline lays out its branches from its first "
-        "guided step ([how](extending.md#a-pipeline-of-your-own)). The list says what was checked.",
+        "A pipeline need not be in this list: `thg.enable` learns how any pipeline lays out its branches from its "
+        "first guided step ([how](extending.md#a-pipeline-of-your-own)). The list says what was checked.",
         "",
         "This page is made by `docs/make_pipelines.py` from the output of the check.",
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ..plans.plan import Plan
 
@@ -18,6 +19,8 @@ class Summary:
     seconds: from the start of the run to the end of its last network call so far, as the CPU sees it (a GPU may lag).
     finished: did the run reach its last step? note: what is worth knowing, in a sentence.
     finite: False when the network's last output had a NaN or an infinity in it.
+    layout: how the branches are laid out, to be passed on as `thg.enable(pipe, layout=...)`; None if it is not known.
+    learned: what the first guided step told of it, in words; empty where the layout was given.
     sections: how often the pipeline has set its time steps; plan is that of the last section.
     caches: block caches inside the network, which saved parts of these evaluations on top.
     estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
@@ -37,6 +40,8 @@ class Summary:
     sections: int = 1
     caches: tuple[str, ...] = ()
     estimated_error: tuple[float, ...] | None = None
+    layout: Any = None
+    learned: str = ""
 
     @property
     def saved(self) -> float:
@@ -59,6 +64,8 @@ class Summary:
             lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
         if self.estimated_error is not None and self.finite:
             lines.append(f"estimated difference from plain CFG: {_shown(self.estimated_error)}")
+        if self.learned:
+            lines.append(f"layout learned: {self.learned}")
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
         if self.caches:
