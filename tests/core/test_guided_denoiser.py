@@ -107,6 +107,7 @@ def test_fewer_evaluations_and_the_same_picture(name):
     assert summary.nfe == sum(summary.evaluations) == network.rows // 6 == round(0.7 * summary.cfg_nfe)
     assert summary.finished
     assert summary.plan.nfe == summary.nfe
+    assert len(summary.estimated_error) == 6
     assert psnr(found, expected) > (20 if name == "ancestral" else 35)
     assert f"{summary.nfe} network evaluations instead of {summary.cfg_nfe}" in str(summary)
 

@@ -52,6 +52,19 @@ def test_whatever_enable_takes(choice):
     assert f"{found.nfe} network evaluations instead of 40" in str(found.summary)
 
 
+def test_the_summary_estimates_the_difference_from_plain_guidance():
+    plan = thg.uniform(every=2, corrector=0.85)
+    found, plain = run(plan), run(PLAIN)
+    true = (found.x - plain.x).flatten(1).norm(dim=1) / plain.x.flatten(1).norm(dim=1)
+    estimated = torch.tensor(found.summary.estimated_error, dtype=torch.float64)
+    assert estimated.shape == (6,)
+    assert 0.2 < float(estimated.norm() / true.norm()) < 5
+    assert "estimated difference from plain CFG" in str(found.summary)
+    assert plain.summary.estimated_error is None
+    each = run(plan, guidance_scale=[4.0] * 6).summary.estimated_error
+    assert each == pytest.approx(found.summary.estimated_error, rel=1e-6)
+
+
 def test_the_default_is_that_of_enable():
     found = run()
     wanted = guide_maker(None).guide(thg.ode.guidance.run_of(SCHEDULE, thg.ode.ddim(), 4.0)).plan

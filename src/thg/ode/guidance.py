@@ -16,7 +16,7 @@ from thg.ode.network import Network
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, step
-from thg.plans.guide import Guide, Run, Term, Visitor
+from thg.plans.guide import Guide, HareGuide, Run, Term, Visitor
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, guide_maker
 from thg.plans.presets import preset
@@ -111,6 +111,13 @@ class Guidance:
         """The plan of the whole run."""
         plan = self.guide.plan
         return None if plan is None else plan.placed(self.start, self.steps)
+
+    def estimated_error(self, x: Tensor) -> Tensor | None:
+        """How far the final state is from plain CFG's, per sample, as the guide estimates it."""
+        error = self.guide.estimated_error(x) if isinstance(self.guide, HareGuide) else None
+        if error is None or not isinstance(self.scale.value, Tensor):
+            return error
+        return error * self.scale.value.flatten() / (self.scale.largest - 1)
 
     def output(self, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
         """The guided output at a step: e_c + (w - 1) d, with d evaluated or predicted."""

@@ -16,6 +16,7 @@ from thg.errors import ScheduleError
 from thg.ode.network import joined
 from thg.plans.calls import Answer, Calls, trace
 from thg.plans.denoised import DenoisedGuide
+from thg.plans.guide import HareGuide
 from thg.plans.planners import Choice, guide_maker
 from thg.plans.report import Summary
 
@@ -73,18 +74,18 @@ class GuidedDenoiser:
         """
         run = self._at(float(sigma.reshape(-1)[0] if isinstance(sigma, Tensor) else sigma), cond_scale)
         if uncond is None or (isinstance(cond_scale, int | float) and cond_scale == 1):  # no guidance at this call
-            run.count(1)
+            run.count(1, x)
             return self._denoiser(x, sigma, cond=cond, **more)
         guide, call = run.guide_for(cond, uncond, x.shape), run.call
         if guide is None or guide.evaluates(call):
             conditional, unconditional = self._pair(x, sigma, cond, uncond, more)
             if guide is not None:
                 unconditional = guide.observe(call, conditional, unconditional)
-            run.count(2)
+            run.count(2, x)
         else:
             conditional = self._denoiser(x, sigma, cond=cond, **more)
             unconditional = guide.predict(call, conditional)
-            run.count(1)
+            run.count(1, x)
         if isinstance(cond_scale, Tensor) and cond_scale.ndim == 1:  # one for each sample
             cond_scale = cond_scale.reshape(-1, *[1] * (x.ndim - 1))
         output: Tensor = unconditional + (conditional - unconditional) * cond_scale
@@ -141,6 +142,7 @@ class _Run:
         self._subject: tuple[Any, ...] = ()  # what the guidance is between
         self._evaluations: list[int] = []
         self._note = ""
+        self._error: Tensor | None = None  # the estimate, per sample
         self._plan = self._guide.guide.plan
         self._started = self._ended = time.perf_counter()
 
@@ -173,11 +175,14 @@ class _Run:
         self._subject = subject
         return self._guide
 
-    def count(self, evaluations: int) -> None:
+    def count(self, evaluations: int, x: Tensor) -> None:
+        """A call at the state x has taken these evaluations."""
         self._evaluations.append(evaluations)
         self._ended = time.perf_counter()
-        if self.finished:
-            self._plan = self._guide.guide.plan if self._guide is not None else self._plan
+        if self.finished and self._guide is not None:
+            guide = self._guide.guide
+            self._plan = guide.plan
+            self._error = guide.estimated_error(x) if isinstance(guide, HareGuide) else None
             self._guide, self._subject = None, ()  # and the terms in it
 
     def summary(self) -> Summary:
@@ -191,6 +196,7 @@ class _Run:
             plan=None if self._note else self._plan,
             finished=len(self._evaluations) >= len(self._calls.sigmas),
             note=self._note,
+            estimated_error=None if self._error is None else tuple(self._error.tolist()),
         )
 
 

@@ -111,9 +111,10 @@ def sample(
         start = network.state(x)
         end = (_predictor if form == "predictor" else _two_state)(run, start, guidance, solver)
         network.watch(end, schedule.nodes[-1], "latents")
+        error = guidance.estimated_error(end) if form == "predictor" else None
     network.require_finite()
     states = (x, *(state.to(x.dtype) for state in run.states)) if run.states is not None else ()
-    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, run.summary(guidance), states)
+    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, run.summary(guidance, error), states)
 
 
 class _Steps:
@@ -145,7 +146,7 @@ class _Steps:
             p, q = express(node, self.schedule.normal, (1.0, 0.0))
             self._callback(Step(index, node, after, p * before + q * output))
 
-    def summary(self, guidance: Guidance) -> Summary:
+    def summary(self, guidance: Guidance, error: Tensor | None) -> Summary:
         return Summary(
             pipeline="thg.sample",
             steps=self.schedule.steps,
@@ -154,6 +155,7 @@ class _Steps:
             evaluations=tuple(self._evaluations),
             seconds=time.perf_counter() - self._started,
             plan=guidance.plan,
+            estimated_error=None if error is None else tuple(error.tolist()),
         )
 
 
