@@ -279,7 +279,7 @@ def broken(at, branch, value):
 @pytest.mark.parametrize(("branch", "name"), [(True, "conditional"), (False, "unconditional")])
 def test_a_network_output_that_is_not_finite(form, value, branch, name):
     grid, denoiser = broken(4, branch, value)
-    with pytest.raises(NonFiniteError, match=rf"the {name} network output at step 4 .* 1 of 8 values"):
+    with pytest.raises(NonFiniteError, match=rf"the {name} network output at step 4 \(time"):
         thg(Plan(6, (0, 2, 4)), grid, ddim(), form, denoiser)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,7 @@ class Guidance:
     """A guide, and the part of a run that it guides.
 
     run: what it knows of that part. start: the step at which the part begins. steps: of the whole run.
+    visitor: the guide again, if it looks at the network around its steps.
     """
 
     guide: Guide
@@ -76,6 +78,7 @@ class Guidance:
     steps: int
     scale: Scale
     schedule: Schedule
+    visitor: Visitor | None
 
     @classmethod
     def of(
@@ -104,7 +107,8 @@ class Guidance:
         whole = run_of(schedule, solver, scale.largest)
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
         run = whole.part(start, end)
-        return cls(maker.guide(run), run, start, schedule.steps, scale, schedule)
+        guide = maker.guide(run)
+        return cls(guide, run, start, schedule.steps, scale, schedule, guide if isinstance(guide, Visitor) else None)
 
     @property
     def plan(self) -> Plan | None:
@@ -124,11 +128,12 @@ class Guidance:
         place = index - self.start
         if not 0 <= place < self.run.steps:
             return network(x, node, True)
-        if isinstance(self.guide, Visitor):
-            self._visit(self.guide, place, network, x, node)
+        if self.visitor is not None:
+            self._visit(self.visitor, place, network, x, node)
         if self.guide.evaluates(place):
             e_c, e_u = network.pair(x, node)
             fresh = (e_c - e_u,)
+            del e_u
             term: Term | None = self.guide.observe(place, (e_c,), fresh) or fresh
         else:
             e_c = network(x, node, True)
@@ -157,7 +162,7 @@ def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> Run:
         guidance_scale=guidance_scale,
         log_snr=tuple(schedule.log_snr[:-1].tolist()),
         times=tuple(schedule.times[:-1].tolist()),
-        response=solver_response(solver, schedule),
+        response=_known_response(solver, schedule),
         order=solver.order,
     )
 
@@ -177,6 +182,19 @@ def steps_between(schedule: Schedule, interval: tuple[float, float]) -> tuple[in
             f"no step lies in guidance_interval=({low:g}, {high:g}): the network's times go from {first:g} to {last:g}"
         )
     return int(inside[0]), int(inside[-1]) + 1
+
+
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+
+
+def _known_response(solver: Solver, schedule: Schedule) -> Response:
+    """`solver_response`, computed once per schedule and solver."""
+    known = _RESPONSES.setdefault(schedule, [])
+    for own, response in known:
+        if own == solver:
+            return response
+    known.append((solver, solver_response(solver, schedule)))
+    return known[-1][1]
 
 
 def solver_response(solver: Solver, schedule: Schedule) -> Response:

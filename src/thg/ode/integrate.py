@@ -168,6 +168,7 @@ def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
         output = guidance.output(i, run.network, before, node)
         track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
         run.taken(i, before, output, track.x)
+        del before, output
     return track.x
 
 

@@ -1,12 +1,13 @@
 """The border to the network: every evaluation of the core passes here.
 
 It hands the network its input in its own scale, time and precision, counts the evaluation, and turns the output into
-the one kind that the core computes with. It knows nothing of guidance or solvers. Values that are not finite are
-counted where they are and looked at once, at the end of a run: a run never waits for the device in between.
+the one kind that the core computes with. It knows nothing of guidance or solvers. Whether all values are
+finite is looked at once, at the end of a run: a run never waits for the device in between.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class Network:
         self._branches = branches or Branches()
         self._check = check
         self._dtype = x.dtype
-        self._finite: list[tuple[str, Node, int, Tensor]] = []  # what, where, values, how many of them are finite
+        self._ranges: list[tuple[str, Node, Tensor]] = []  # what, where, its smallest and its largest value
 
     def state(self, x: Tensor) -> Tensor:
         """The latents in the precision of the solver: at least float32."""
@@ -148,18 +149,18 @@ class Network:
     # -- values that are not finite
 
     def watch(self, values: Tensor, node: Node, what: str) -> None:
-        """Counts what is not finite in these values, without waiting for the result."""
-        self._finite.append((what, node, values.numel(), torch.count_nonzero(torch.isfinite(values.detach()))))
+        """Notes the range of these values, without waiting for it: NaN and infinity show in it."""
+        self._ranges.append((what, node, torch.stack(torch.aminmax(values.detach()))))
 
     def require_finite(self) -> None:
         """An error that names the first place where there was a NaN or an infinity."""
-        watched, self._finite = self._finite, []
-        counts = torch.stack([count for *_, count in watched]).tolist() if watched else []
-        for (what, node, size, _), finite in zip(watched, counts, strict=True):
-            if finite < size:
+        seen, self._ranges = self._ranges, []
+        found = torch.stack([values for *_, values in seen]).tolist() if seen else []
+        for (what, node, _), values in zip(seen, found, strict=True):
+            if not all(map(math.isfinite, values)):
                 raise NonFiniteError(
-                    f"NaN or infinity in the {what} at step {node.position:g} (time {node.time:g}): "
-                    f"{size - finite} of {size} values; {_usual_cause(what, node)}"
+                    f"NaN or infinity in the {what} at step {node.position:g} (time {node.time:g}); "
+                    f"{_usual_cause(what, node)}"
                 )
 
 
