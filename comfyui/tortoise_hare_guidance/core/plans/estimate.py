@@ -33,7 +33,7 @@ class Estimate:
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
         """A leap has ended with this error of the state, up to the factor w - 1."""
-        parts = [part.float().flatten(1).square().sum(1) for part in missed]
+        parts = [torch.linalg.vector_norm(part.float().flatten(1), dim=1).square() for part in missed]
         if any(part.shape != parts[0].shape for part in parts):  # one tensor per sample, of different sizes
             parts = [part.sum().reshape(1) for part in parts]
         new, self.shape = torch.stack(parts).sum(0), tuple(missed[0].shape)
