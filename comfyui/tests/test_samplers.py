@@ -2,7 +2,9 @@
 
 import comfy.samplers
 import pytest
+from pack.sampler import DryRun
 from sampling import ALL_SAMPLERS, CFG, compared, ksampler, psnr, report, strip, with_thg
+from shipped import CPU
 
 STEPS = 30
 ADAPTIVE = ("dpm_adaptive",)
@@ -33,6 +35,26 @@ def test_each_sampler(name, sampler, request):
     print(f"\n{name} {sampler} {sum(result.calls)}/{sum(plain.calls)} {found:.1f} dB")
     assert sum(result.calls) < 0.8 * sum(plain.calls)
     assert found > floor(sampler)
+
+
+@pytest.mark.parametrize("sampler", [name for name in ALL_SAMPLERS if name not in ADAPTIVE])
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_each_call_is_known_before_the_run(name, sampler, request):
+    shipped = request.getfixturevalue(name)
+    schedule, seen = shipped.model.get_model_object("model_sampling"), []
+
+    def watch(executor, x, sigma, *args):
+        seen.append(float(sigma[0]))
+        return executor(x, sigma, *args)
+
+    model = shipped.model.clone()
+    model.add_wrapper("predict_noise", watch)
+    ksampler(shipped, model, sampler, steps=5)
+    sigmas = comfy.samplers.KSampler(model, 5, CPU, sampler, "normal", 1.0).sigmas
+    calls, run = DryRun(comfy.samplers.sampler_object(sampler), sigmas, schedule, CFG[name], 0).run()
+    assert calls.sigmas == tuple(seen)
+    assert run.adds_noise == any(kind in sampler for kind in NOISE)
+    assert (run.response is None) == run.adds_noise
 
 
 @pytest.mark.parametrize("scheduler", comfy.samplers.SCHEDULER_NAMES)
