@@ -163,6 +163,21 @@ def test_advice_for_the_page_is_for_people(studio):
     assert "thg." not in message
 
 
+def test_the_papers_plan_with_the_scheduler_of_stock_stable_diffusion(model):
+    from diffusers import PNDMScheduler
+
+    own = model.pipe.scheduler
+    model.pipe.scheduler = PNDMScheduler.from_config(own.config, skip_prk_steps=True)
+    try:
+        with serve(Engine(Model(model.pipe, "stock", model.source))) as studio, studio.client() as client:
+            wish = run_wish(steps=50, plan={"kind": "paper", "preset": "sd15"})
+            sides = {data["side"]: data for name, data in finished(client, wish) if name == "side"}
+    finally:
+        model.pipe.scheduler = own
+    assert sides["plain"]["nfe"] == 102  # PNDM calls the network once more than it has steps
+    assert sides["thg"]["nfe"] < 75
+
+
 def test_a_run_without_the_corrector_says_so(model):
     """Before the run and after it."""
     from diffusers import EulerAncestralDiscreteScheduler
