@@ -20,10 +20,12 @@ from pathlib import Path
 import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
-from thg.bench.pipeline import load_pipeline, load_prompts, sample
+from thg.bench.inputs import load_prompts
+from thg.bench.pipeline import load_pipeline, sample
 from thg.bench.report.environment import environment
-from thg.bench.runner import Runner, Shard
-from thg.bench.store import RunFolder
+from thg.bench.runner import Runner
+from thg.bench.shard import Shard
+from thg.bench.store import Store
 from thg.files import write_atomically
 
 TARGET = 0.10
@@ -55,12 +57,12 @@ def overhead(steps: int, batches: int, repeats: int) -> dict[str, float]:
     config = configured(16 * batches, steps, 16)
     alone = parse_config({**config.source, "methods": config.source["methods"][:1]}, config.base)
     pipe, prompts = load_pipeline(config.model, "cpu"), load_prompts(config)
-    bare(override(alone, count=16), pipe, prompts)  # warm up
+    bare(override(alone, count=16), pipe, prompts.prompts)  # warm up
     plain, harness = [], []
     for _ in range(repeats):
-        plain.append(bare(alone, pipe, prompts))
+        plain.append(bare(alone, pipe, prompts.prompts))
         with tempfile.TemporaryDirectory() as folder:
-            runner = Runner(alone, RunFolder(Path(folder)), Shard(), progress=lambda text: None)
+            runner = Runner(alone, Store(Path(folder)), prompts, Shard(), progress=lambda text: None)
             runner.pipe = pipe
             started = time.perf_counter()
             runner.run()
@@ -73,7 +75,8 @@ def memory(count: int, steps: int) -> dict[str, float]:
     process, sizes = psutil.Process(), []
     with tempfile.TemporaryDirectory() as folder:
         config = configured(count, steps, 16)
-        Runner(config, RunFolder(Path(folder)), Shard(), lambda text: sizes.append(process.memory_info().rss)).run()
+        store, prompts = Store(Path(folder)), load_prompts(config)
+        Runner(config, store, prompts, Shard(), lambda text: sizes.append(process.memory_info().rss)).run()
     early = max(sizes[: max(2, len(sizes) // 5)])
     return {"samples": count, "early_mb": early / 1e6, "end_mb": sizes[-1] / 1e6}
 

@@ -22,7 +22,10 @@ from transformers import (
 from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
 from thg.bench.config import BenchConfig, parse_config
-from thg.bench.runner import Shard, generate
+from thg.bench.report import write_report
+from thg.bench.report.measure import Measured, reduce_rows
+from thg.bench.shard import Shard
+from thg.bench.stages import Run, make_samples, measure_samples
 
 STEPS = 6
 
@@ -116,14 +119,57 @@ def config_in(folder: Path, **changes) -> BenchConfig:
     return parse_config(given, folder)
 
 
+def run_in(config: BenchConfig, path: Path) -> Run:
+    """A run with a store of its own, so that tests do not share samples."""
+    return Run.start(config, path, path / "store")
+
+
+def silent(text: str) -> None:
+    pass
+
+
 def quietly(config: BenchConfig, path: Path, shard: Shard | None = None) -> None:
-    generate(config, path, shard or Shard(), progress=lambda text: None)
+    """Samples."""
+    make_samples(run_in(config, path), shard or Shard(), silent)
+
+
+def measured(config: BenchConfig, path: Path) -> Measured:
+    """The numbers of a sampled run."""
+    run = run_in(config, path)
+    measurer = measure_samples(run, Shard(), silent)
+    assert measurer is not None
+    return reduce_rows(run, measurer)
+
+
+def report(config: BenchConfig, path: Path) -> str:
+    """The report of a sampled run; its table is returned."""
+    run = run_in(config, path)
+    measurer = measure_samples(run, Shard(), silent)
+    assert measurer is not None
+    return write_report(run, measurer)
+
+
+def sample_file(path: Path, name: str) -> Path:
+    """A file of a run's samples by method and name: "cfg/000004.json"."""
+    slug, _, file = name.partition("/")
+    run = Run.stored(path)
+    method = next(method for method in run.config.methods if method.slug == slug)
+    return run.series()[method.name].path / "samples" / file
+
+
+def _files(path: Path, suffix: str) -> dict[str, bytes]:
+    run = Run.stored(path)
+    return {
+        f"{run.config.method(name).slug}/{file.name}": file.read_bytes()
+        for name, series in run.series().items()
+        for file in sorted((series.path / "samples").glob(f"*{suffix}"))
+    }
 
 
 def pictures(path: Path) -> dict[str, bytes]:
-    """All pictures of a run by their relative names."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted((path / "samples").rglob("*.png"))}
+    """All pictures of a run by method and name."""
+    return _files(path, ".png")
 
 
 def records(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted((path / "samples").rglob("*.json"))}
+    return _files(path, ".json")

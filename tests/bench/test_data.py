@@ -12,15 +12,15 @@ from PIL import Image
 
 from thg.bench.data import (
     DataError,
-    PictureFolder,
-    SoundFolder,
     hub_prompts,
+    paired_files,
     read_prompts,
+    read_references,
     read_statistics,
     write_statistics,
 )
 from thg.bench.data.prompts import first_text
-from thg.bench.data.references import read_sound
+from thg.bench.data.references import files_below, read_sound
 from thg.bench.metrics.inception import FID, KID
 from thg.errors import MissingExtraError
 
@@ -154,36 +154,26 @@ def save_pictures(folder, sizes):
     return folder
 
 
-def test_pictures_come_in_batches_of_one_size_and_broken_ones_are_counted(tmp_path):
-    folder = save_pictures(tmp_path / "pictures", [(8, 6)] * 5 + [(4, 4)] * 2)
+def test_pictures_of_all_sizes_come_in_one_batch_and_broken_ones_are_left_out(tmp_path):
+    folder = save_pictures(tmp_path / "pictures", [(8, 6)] * 3 + [(4, 4)] * 2)
     (folder / "002.png").write_bytes((folder / "002.png").read_bytes()[:40])
     (folder / "sub").mkdir()
     Image.new("L", (4, 4), 77).save(folder / "sub" / "grey.JPG")
     (folder / "notes.txt").write_text("not a picture")
-    references = PictureFolder(folder)
-    shapes = [tuple(batch.samples.shape) for batch in references.batches(size=3)]
-    assert shapes == [(3, 3, 6, 8), (1, 3, 6, 8), (3, 3, 4, 4)]
-    assert references.broken == [folder / "002.png"]
-    assert len(references.paths) == 8
-    first = next(iter(references.batches()))
-    assert first.samples[1, :, 0, 0].tolist() == [1, 0, 255]
+    paths = files_below(folder)
+    assert len(paths) == 6
+    places, (batch,) = read_references(paths)
+    assert places == [0, 1, 3, 4, 5]
+    assert [tuple(picture.shape) for picture in batch.samples] == [(3, 6, 8)] * 2 + [(3, 4, 4)] * 3
+    assert batch.samples[1][:, 0, 0].tolist() == [1, 0, 255]
+    assert read_references([folder / "002.png"]) == ([], [])
 
 
-def test_shards_of_a_folder_are_disjoint_and_complete(tmp_path):
-    references = PictureFolder(save_pictures(tmp_path / "pictures", [(4, 4)] * 7))
-    seen = [int(p[0, 0, 0]) for shard in range(3) for b in references.batches(2, shard, 3) for p in b.samples]
-    assert sorted(seen) == list(range(7))
-
-
-def test_folders_that_cannot_be_used(tmp_path):
-    with pytest.raises(DataError, match="no reference folder"):
-        PictureFolder(tmp_path / "absent")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no file that ends in .*\.png"):
-        PictureFolder(tmp_path / "empty")
-    (tmp_path / "empty" / "torn.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="none of the 1 files"):
-        list(PictureFolder(tmp_path / "empty").batches())
+def test_the_references_that_belong_to_prompts(tmp_path):
+    file = write(tmp_path / "pairs.csv", "id,start,caption\r\na,10,a dog\r\nb,20,\r\nc,30,a cat\r\n")
+    assert paired_files(file, "caption", "{id}_{start}.wav", 2) == ["a_10.wav", "c_30.wav"]
+    with pytest.raises(DataError, match=r"does not fit .*pairs.csv: it has the columns 'id', 'start', 'caption'"):
+        paired_files(file, "caption", "{name}.wav", 2)
 
 
 def save_wav(path, values, width, channels=1, rate=8000):
@@ -215,17 +205,17 @@ def test_sounds_of_a_folder(tmp_path):
     save_wav(tmp_path / "a.wav", stereo, 2, channels=2, rate=16_000)
     save_wav(tmp_path / "b.wav", b"", 2)
     (tmp_path / "c.wav").write_bytes(b"RIFF")
-    references = SoundFolder(tmp_path)
-    batches = list(references.batches())
-    assert [batch.samples.tolist() for batch in batches] == [[[0.25, 0.5]]]
-    assert batches[0].sample_rate == 16_000
-    assert [path.name for path in references.broken] == ["b.wav", "c.wav"]
+    save_wav(tmp_path / "d.wav", np.array([2**14], "<i2").tobytes(), 2)
+    places, batches = read_references(files_below(tmp_path))
+    assert [[sound.tolist() for sound in batch.samples] for batch in batches] == [[[0.25, 0.5]], [[0.5]]]
+    assert [batch.sample_rate for batch in batches] == [16_000, 8000]
+    assert places == [0, 3]
 
 
 def test_statistics_there_and_back(tmp_path):
     metric = FID(lambda batch: batch.samples)
     rows = torch.randn(20, 4, dtype=torch.float64)
-    metric._reference.add(rows)
+    metric.use_rows(rows)
     write_statistics(tmp_path / "s.safetensors", metric.statistics())
     again = read_statistics(tmp_path / "s.safetensors")
     assert int(again["n"]) == 20
@@ -239,10 +229,9 @@ def test_statistics_of_clean_fid(tmp_path):
     fid.use_statistics(read_statistics(tmp_path / "fid.npz"))
     kid.use_statistics(read_statistics(tmp_path / "kid.npz"))
     rows = torch.randn(50, 3)
-    fid._counted.add(rows)
     covariance = rows.double().T.cov()
     root = torch.linalg.eigvalsh(covariance).sqrt().sum()
-    assert fid.compute() == pytest.approx(
+    assert fid.reduce(rows) == pytest.approx(
         float(rows.double().mean(0).square().sum() + covariance.trace() + 3 - 2 * root)
     )
     assert kid.statistics()["features"].shape == (5, 3)

@@ -24,11 +24,13 @@ def test_the_mean_has_the_same_bits_however_the_samples_are_split():
     for number in reversed(range(30)):
         one = slice(number, number + 1)
         parts[number % 3].update(Batch(samples[one], references=references[one]))
-    merged = PSNR()
-    for part in parts:
-        merged.merge(part.state())
-    assert merged.compute() == whole.compute()
-    assert len(merged.scores()) == 30
+    assert whole.reduce(torch.cat([part.rows() for part in parts])) == whole.compute()
+
+
+def test_the_worst_are_the_worst_five_percent():
+    scores = torch.arange(40.0)
+    assert PSNR().worst(scores) == 0.5
+    assert PSNR().worst(scores[:3]) == 0.0
 
 
 def test_fresh_shares_the_reference_and_counts_from_zero():
@@ -62,14 +64,22 @@ def test_a_network_runs_once_for_a_batch_that_two_metrics_see():
 def test_bytes_and_floats_are_the_same_picture():
     original = torch.randint(0, 256, (2, 3, 12, 12), dtype=torch.uint8)
     batch = Batch(original.float() / 255)
-    assert torch.equal(batch.rgb_bytes(), original)
+    assert torch.equal(torch.stack(batch.rgb_bytes()), original)
     assert torch.equal(Batch(original).pictures(), batch.pictures())
     assert batch.pil_pictures()[1].getpixel((3, 5)) == tuple(original[1, :, 5, 3].tolist())
 
 
 def test_grey_pictures_become_three_equal_channels():
     grey = torch.rand(2, 1, 12, 12)
-    assert Batch(grey).rgb_bytes().shape == (2, 3, 12, 12)
+    assert [picture.shape for picture in Batch(grey).rgb_bytes()] == [(3, 12, 12)] * 2
+
+
+def test_pictures_of_several_sizes_are_one_batch_for_those_who_resize_them():
+    sizes = [torch.zeros(3, 8, 6, dtype=torch.uint8), torch.zeros(3, 4, 4, dtype=torch.uint8)]
+    assert [picture.size for picture in Batch(sizes).pil_pictures()] == [(6, 8), (4, 4)]
+    assert [len(single) for single in Batch(sizes).singles()] == [1, 1]
+    with pytest.raises(MetricError, match="2 sizes cannot be stacked"):
+        Batch(sizes).pictures()
 
 
 def test_resampling_keeps_a_tone():

@@ -49,7 +49,7 @@ def test_clip_score_against_the_models_own_logits(folder):
         found = metric.fresh()
         found.update(batch)
         expected = [max(100 * sign * cosine, 0) for cosine in cosines]
-        assert found.scores().tolist() == pytest.approx(expected, abs=1e-3)
+        assert found.rows().tolist() == pytest.approx(expected, abs=1e-3)
         metric._model.text_projection.weight.data.neg_()
     assert all(abs(100 * cosine) > 0.1 for cosine in cosines), "a case that tells something"
 

@@ -14,7 +14,7 @@ def test_psnr_of_a_known_error():
     sample = reference + torch.tensor([0.1, 0.01]).view(2, 1, 1, 1)
     metric = PSNR()
     metric.update(Batch(sample, references=reference))
-    assert metric.scores().tolist() == pytest.approx([20, 40], abs=1e-4)
+    assert metric.rows().tolist() == pytest.approx([20, 40], abs=1e-4)
     assert metric.compute() == pytest.approx(30, abs=1e-4)
 
 

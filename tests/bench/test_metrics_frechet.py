@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from thg.bench.metrics import Batch, MetricError
-from thg.bench.metrics.frechet import FrechetMetric, Gaussian, Moments, frechet_distance
+from thg.bench.metrics import Batch, MetricError, frechet
+from thg.bench.metrics.frechet import FrechetMetric, Gaussian, frechet_distance
 
 
 class Pixels(FrechetMetric):
@@ -56,23 +56,12 @@ def test_singular_covariances_on_different_subspaces():
     assert frechet_distance(low, other) == pytest.approx(frechet_distance(other, low), rel=1e-8)
 
 
-def test_moments_of_streams_and_merged_streams_against_numpy():
+def test_a_gaussian_of_rows_in_blocks_against_numpy(monkeypatch):
+    monkeypatch.setattr(frechet, "BLOCK", 7)
     rows = torch.randn(101, 6, generator=torch.Generator().manual_seed(0)) + 1000
-    whole, left, right = Moments(), Moments(), Moments()
-    for part in torch.split(rows, 7):
-        whole.add(part)
-    left.add(rows[:64])
-    right.add(rows[64:65])
-    right.add(rows[65:])
-    left.merge(right.state())
-    left.merge(Moments().state())
-    for moments in (whole, left):
-        mean, covariance = moments.gaussian()
-        assert moments.count == 101
-        np.testing.assert_allclose(mean.numpy(), rows.double().numpy().mean(0), rtol=1e-14)
-        np.testing.assert_allclose(
-            covariance.numpy(), np.cov(rows.double().numpy(), rowvar=False), rtol=1e-9, atol=1e-12
-        )
+    mean, covariance = Gaussian.of(rows)
+    np.testing.assert_allclose(mean.numpy(), rows.double().numpy().mean(0), rtol=1e-14)
+    np.testing.assert_allclose(covariance.numpy(), np.cov(rows.double().numpy(), rowvar=False), rtol=1e-9, atol=1e-12)
 
 
 def test_a_metric_with_references_in_batches_or_as_statistics():
@@ -84,9 +73,7 @@ def test_a_metric_with_references_in_batches_or_as_statistics():
         metric.add_reference(Batch(part))
     assert metric.compute() is None
     metric.update(Batch(samples[:10]))
-    elsewhere = metric.fresh()
-    elsewhere.update(Batch(samples[10:]))
-    metric.merge(elsewhere.state())
+    metric.update(Batch(samples[10:]))
 
     from_file = Pixels(first_pixels)
     from_file.use_statistics(metric.statistics())
@@ -98,17 +85,6 @@ def test_a_metric_with_references_in_batches_or_as_statistics():
     assert int(metric.statistics()["n"]) == 40
 
 
-def test_references_counted_by_two_processes():
-    references = torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    alone, one, two = Pixels(first_pixels), Pixels(first_pixels), Pixels(first_pixels)
-    alone.add_reference(Batch(references))
-    one.add_reference(Batch(references[:15]))
-    two.add_reference(Batch(references[15:]))
-    one.merge_reference(two.reference_state())
-    for name, value in alone.statistics().items():
-        torch.testing.assert_close(one.statistics()[name], value)
-
-
 def test_errors():
     metric = Pixels(first_pixels)
     with pytest.raises(MetricError, match="two or more"):
@@ -117,10 +93,6 @@ def test_errors():
         metric.use_statistics({"features": torch.zeros(3, 3)})
     with pytest.raises(MetricError, match="another network"):
         frechet_distance(random_gaussian(0, 3, 3), random_gaussian(0, 4, 4))
-    moments = Moments()
-    moments.add(torch.zeros(2, 3))
-    with pytest.raises(MetricError, match="mixed"):
-        moments.add(torch.zeros(2, 4))
 
 
 def test_frechet_distance_of_shifted_and_stretched_gaussians():

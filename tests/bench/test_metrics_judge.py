@@ -31,7 +31,7 @@ def test_accuracies_by_hand():
     tone.update(batch)
     assert accuracy.compute() == pytest.approx(2 / 3)
     assert tone.compute() == pytest.approx(1 / 2)
-    assert len(tone.scores()) == 2, "the prompt without a tone does not count"
+    assert len(tone.rows()) == 2, "the prompt without a tone does not count"
 
 
 def test_the_real_judge_is_asked_as_it_wants_to_be(judge):

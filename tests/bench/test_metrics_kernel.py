@@ -55,17 +55,14 @@ ROWS_Y = GENERATOR.random((6, 3)).astype(np.float32)
 @pytest.mark.parametrize(
     ("metric_class", "kernel", "biased", "factor"), [(KID, cubic, False, 1), (CMMD, gauss, True, 1000)]
 )
-def test_streamed_merged_and_from_statistics(metric_class, kernel, biased, factor):
+def test_in_batches_and_from_statistics(metric_class, kernel, biased, factor):
     expected = factor * by_hand(ROWS_X, ROWS_Y, kernel, biased)
     metric = metric_class(embed)
     assert metric.compute() is None
     metric.add_reference(as_batch(ROWS_Y[:2]))
     metric.add_reference(as_batch(ROWS_Y[2:]))
-    other = metric.fresh()
     metric.update(as_batch(ROWS_X[:3]))
-    other.update(as_batch(ROWS_X[3:]))
-    metric.merge(other.state())
-    metric.merge(metric.fresh().state())
+    metric.update(as_batch(ROWS_X[3:]))
     assert metric.compute() == pytest.approx(expected, rel=1e-8)
 
     again = metric_class(embed)
@@ -78,6 +75,7 @@ def test_statistics_of_the_wrong_kind_and_mixed_networks():
     metric = KID(embed)
     with pytest.raises(MetricError, match="features themselves"):
         metric.use_statistics({"mu": torch.zeros(3), "sigma": torch.eye(3)})
+    metric.use_statistics({"features": torch.zeros(3, 4)})
     metric.update(as_batch(ROWS_X))
-    with pytest.raises(MetricError, match="mixed"):
-        metric.merge({"features": torch.zeros(2, 4)})
+    with pytest.raises(MetricError, match="another network"):
+        metric.compute()

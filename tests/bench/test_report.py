@@ -1,7 +1,7 @@
 """The report: the table, what is missing in it and why, the pictures, and rebuilding without generating."""
 
 import json
-import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from PIL import Image
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
-from tests.bench.runs import METHODS, config_in, quietly, save_model, values
+from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_in, sample_file, save_model, values
 from thg.bench.config import parse_config
 from thg.bench.errors import RunFolderError
-from thg.bench.report import rebuild_report, write_report
+from thg.bench.report import rebuild_report
 from thg.bench.report.markdown import table
-from thg.bench.report.measure import Measured, Row, measure
-from thg.bench.store import RunFolder
+from thg.bench.report.measure import Measured, Row
+from thg.bench.store import open_picture
 from thg.cli import main
 from thg.plots.frontier import Point, draw_frontier, family
 from thg.plots.sheet import Column, most_different, sheet
@@ -40,7 +40,7 @@ def finished(home):
     metrics = ["psnr", "ssim", "lpips", "fid"]
     config = config_in(home, methods=methods, metrics=metrics, networks=networks, model=model)
     quietly(config, home / "run")
-    return config, home / "run", write_report(config, home / "run")
+    return config, home / "run", report(config, home / "run")
 
 
 def row(name, nfe=70.0, psnr=None, **more):
@@ -86,9 +86,10 @@ def test_lower_is_better_where_it_is():
     assert cells(table(Measured(rows, {"psnr": "lower"}), ("psnr",)), "a")[-1] == "**3.00**"
 
 
-def test_equal_pictures_have_an_infinite_psnr():
-    rows = [row("CFG", 100.0, is_reference=True), row("a", psnr=math.inf), row("b", psnr=4.0)]
-    assert cells(table(Measured(rows, {"psnr": "higher"}), ("psnr",)), "a")[-1] == "**∞**"
+def test_the_worst_five_percent_stand_beside_the_mean():
+    rows = [row("CFG", 100.0, is_reference=True), row("a", psnr=60.0, worst={"psnr": 21.0}), row("b", psnr=40.0)]
+    text = table(Measured(rows, {"psnr": "higher"}), ("psnr",))
+    assert cells(text, "a")[-1] == "**60.00** / 21.00"
 
 
 # -- a finished run
@@ -128,11 +129,12 @@ def test_the_numbers_are_there_for_machines_too(finished):
 def test_scores_are_taken_before_pictures_become_bytes(finished):
     """Rounding to bytes adds the variance of two roundings, 2/12 of a level squared, to the squared difference."""
     config, path, _ = finished
-    folder = RunFolder(path)
-    for record in folder.records("cfg-cache", config.count):
-        a, b = (np.asarray(folder.read_picture(slug, record["index"]), float) for slug in ("cfg-cache", "cfg"))
-        exact = 255**2 * 10 ** (-record["psnr"] / 10)
-        assert ((a - b) ** 2).mean() == pytest.approx(exact + 1 / 6, rel=0.4)
+    series = run_in(config, path).series()
+    (scores,) = [folder for folder in (series["CFG-Cache"].path / "measured").iterdir() if "psnr" in folder.name]
+    decibels = series["CFG-Cache"].measured(scores.name).read(range(config.count)).tolist()
+    for index, score in enumerate(decibels):
+        a, b = (np.asarray(open_picture(series[name].file(index)), float) for name in ("CFG-Cache", "CFG"))
+        assert ((a - b) ** 2).mean() == pytest.approx(255**2 * 10 ** (-score / 10) + 1 / 6, rel=0.4)
 
 
 def test_pictures_of_the_report_can_be_opened(finished):
@@ -144,25 +146,23 @@ def test_pictures_of_the_report_can_be_opened(finished):
 
 def test_thg_report_rebuilds_without_generating(finished, capsys):
     _, path, text = finished
-    before = {file: file.stat().st_mtime_ns for file in (path / "samples").rglob("*.*")}
+    before = {file: file.stat().st_mtime_ns for file in (path / "store").rglob("*.*")}
     for name in ("report.md", "metrics.json", "sheet.png", "frontier.png"):
         (path / name).unlink()
     assert main(["report", str(path)]) == 0
     assert text in capsys.readouterr().out
     assert (path / "report.md").exists()
     assert (path / "sheet.png").exists()
-    assert {file: file.stat().st_mtime_ns for file in (path / "samples").rglob("*.*")} == before
+    assert {file: file.stat().st_mtime_ns for file in (path / "store").rglob("*.*")} == before
 
 
 def test_a_score_that_was_not_taken_is_taken_from_the_files(home, tmp_path):
     config = config_in(home, count=3)
     quietly(config, tmp_path / "run")
-    for file in (tmp_path / "run/samples/thg-uniform").glob("*.json"):
-        record = json.loads(file.read_text())
-        record.pop("psnr")
-        file.write_text(json.dumps(record))
-    by_name = {r.name: r for r in measure(config, RunFolder(tmp_path / "run")).rows}
-    assert by_name["thg uniform"].metrics["psnr"] > 5
+    on_floats = {r.name: r for r in measured(config, tmp_path / "run").rows}["thg uniform"].metrics["psnr"]
+    shutil.rmtree(run_in(config, tmp_path / "run").series()["thg uniform"].path / "measured")
+    from_files = {r.name: r for r in measured(config, tmp_path / "run").rows}["thg uniform"].metrics["psnr"]
+    assert on_floats - 6 < from_files < on_floats  # rounding to bytes adds to the difference
 
 
 def test_set_metrics_take_references_from_a_folder_and_skip_broken_files(home, finished):
@@ -174,10 +174,10 @@ def test_set_metrics_take_references_from_a_folder_and_skip_broken_files(home, f
         Image.fromarray(np.full((32, 32), 40 * i, np.uint8)).save(references / f"{i}.png")
     (references / "broken.png").write_bytes(b"not a picture")
     changes = {"metrics": ["judge_frechet"], "references": {"folder": str(references)}}
-    measured = measure(parse_config({**config.source, **changes}, home), RunFolder(path))
-    assert not measured.skipped
-    assert measured.rows[0].metrics["judge_frechet"] > 0
-    assert measured.notes == ["1 of 5 reference files could not be read and were skipped"]
+    found = measured(parse_config({**config.source, **changes}, home), path)
+    assert not found.skipped
+    assert found.rows[0].metrics["judge_frechet"] > 0
+    assert found.notes == ["1 of 5 reference files could not be read and were skipped"]
 
 
 # -- bad input
@@ -186,7 +186,7 @@ def test_set_metrics_take_references_from_a_folder_and_skip_broken_files(home, f
 def test_an_unfinished_run_has_no_report(home, tmp_path, capsys):
     config = config_in(home, count=3)
     quietly(config, tmp_path / "run")
-    (tmp_path / "run/samples/cfg/000001.json").unlink()
+    sample_file(tmp_path / "run", "cfg/000001.json").unlink()
     with pytest.raises(RunFolderError, match="1 samples are missing"):
         rebuild_report(tmp_path / "run")
     assert not (tmp_path / "run/report.md").exists()
@@ -201,7 +201,7 @@ def test_a_folder_that_is_no_run_is_an_error_in_one_line(tmp_path, capsys):
 
 def test_a_broken_picture_of_a_run_is_named(home, tmp_path):
     quietly(config_in(home, count=3, metrics=["psnr", "ssim"]), tmp_path / "run")
-    (tmp_path / "run/samples/cfg/000001.png").write_bytes(b"no")
+    sample_file(tmp_path / "run", "cfg/000001.png").write_bytes(b"no")
     with pytest.raises(RunFolderError, match=r"000001.png"):
         rebuild_report(tmp_path / "run")
 

@@ -14,14 +14,27 @@ from PIL import Image
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
-from tests.bench.runs import METHODS, STEPS, config_in, pictures, quietly, records, save_model, save_sound_model
+from tests.bench.runs import (
+    METHODS,
+    STEPS,
+    config_in,
+    pictures,
+    quietly,
+    records,
+    report,
+    run_in,
+    sample_file,
+    save_model,
+    save_sound_model,
+    silent,
+)
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
 from thg.bench.data import DataError
 from thg.bench.errors import ConfigError, RunFolderError
-from thg.bench.report import write_report
-from thg.bench.runner import Runner, Shard, find_shard
-from thg.bench.store import RunFolder
+from thg.bench.runner import Runner
+from thg.bench.shard import Shard, find_shard
+from thg.bench.store import Store
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
 from thg.seeds import generators, sample_seed
@@ -60,14 +73,12 @@ def test_noise_depends_on_seed_and_index_alone():
 
 
 def test_a_run_has_every_sample_of_every_method(whole):
-    expected = {f"samples/{slug}/{i:06d}.png" for slug in ("cfg", "cfg-cache", "thg-uniform") for i in range(6)}
+    expected = {f"{slug}/{i:06d}.png" for slug in ("cfg", "cfg-cache", "thg-uniform") for i in range(6)}
     assert set(pictures(whole)) == expected
-    record = json.loads((whole / "samples/cfg-cache/000004.json").read_text())
+    record = json.loads(records(whole)["cfg-cache/000004.json"])
     assert record["nfe"] == 9
     assert record["prompt"] == "a dress big"
     assert record["seed"] == sample_seed(0, 4)
-    assert 5 < record["psnr"] < 200
-    assert "psnr" not in json.loads((whole / "samples/cfg/000004.json").read_text())
     assert not list(whole.rglob("*.part"))
 
 
@@ -94,12 +105,12 @@ def test_an_interrupted_run_goes_on_where_it_stopped_and_ends_with_the_same_byte
     path = home / "resumed"
     config = config_in(home)
     quietly(config, path)
-    kept = path / "samples/cfg/000000.png"
+    kept = sample_file(path, "cfg/000000.png")
     written = kept.stat().st_mtime_ns
     for name in ("thg-uniform/000001", "cfg/000004"):
-        (path / f"samples/{name}.json").unlink()
-    (path / "samples/cfg/000004.png").unlink()
-    (path / "samples/thg-uniform/000001.png").write_bytes(b"half a pict")  # killed between picture and record
+        sample_file(path, f"{name}.json").unlink()
+    sample_file(path, "cfg/000004.png").unlink()
+    sample_file(path, "thg-uniform/000001.png").write_bytes(b"half a pict")  # killed between picture and record
     quietly(config, path)
     assert pictures(path) == pictures(whole)
     assert records(path) == records(whole)
@@ -115,7 +126,7 @@ def test_more_prompts_later_leave_the_first_ones_as_they_are(home, whole):
 
 def test_another_seed_makes_other_pictures(home, whole):
     quietly(override(config_in(home), seed=1, count=3), home / "seed1")
-    assert pictures(home / "seed1")["samples/cfg/000000.png"] != pictures(whole)["samples/cfg/000000.png"]
+    assert pictures(home / "seed1")["cfg/000000.png"] != pictures(whole)["cfg/000000.png"]
 
 
 # -- the paper's classes and schedulers
@@ -131,7 +142,7 @@ def test_another_seed_makes_other_pictures(home, whole):
 def test_the_papers_second_order_solvers_cost_what_they_should(home, scheduler, options):
     model = {"source": "model", "scheduler": scheduler, "scheduler_options": options, "leave_out": ["safety_checker"]}
     quietly(config_in(home, model=model, count=2), home / scheduler)
-    assert json.loads((home / scheduler / "samples/cfg/000000.json").read_text())["nfe"] == 2 * STEPS
+    assert json.loads(records(home / scheduler)["cfg/000000.json"])["nfe"] == 2 * STEPS
 
 
 def test_stable_diffusion_3_from_disk(home):
@@ -146,10 +157,10 @@ def test_audioldm2_from_disk_makes_sounds(home):
     config = config_in(home, model=model, count=2, metrics=["psnr", "fad"], references={"folder": "nowhere"})
     path = home / "audio"
     quietly(config, path)
-    with wave.open(str(path / "samples/thg-uniform/000001.wav")) as file:
+    with wave.open(str(sample_file(path, "thg-uniform/000001.wav"))) as file:
         assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
         assert file.getnframes() == 320
-    text = write_report(config, path)
+    text = report(config, path)
     assert "| thg uniform | 9 |" in text
     missing = json.loads((path / "metrics.json").read_text())["missing"]
     assert "these are sounds" in missing["psnr"]
@@ -161,13 +172,13 @@ def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
     methods = [METHODS[0], {"name": "AG", "policy": "adaptive-guidance", "nfe": STEPS + 1}]
     config = config_in(home, methods=methods)
     quietly(config, home / "adaptive")
-    found = json.loads((home / "adaptive/prepared/ag.json").read_text())
-    assert found["pilot"] == 16 or found["pilot"] == 6
+    found = run_in(config, home / "adaptive").place("AG").prepared
+    assert found["pilot"] == 16  # of the 20 prompts in the file, though 6 are sampled
     before = pictures(home / "adaptive")
-    (home / "adaptive/samples/ag/000002.json").unlink()
+    sample_file(home / "adaptive", "ag/000002.json").unlink()
     quietly(config, home / "adaptive")
     assert pictures(home / "adaptive") == before
-    assert json.loads((home / "adaptive/prepared/ag.json").read_text()) == found
+    assert run_in(config, home / "adaptive").place("AG").prepared == found
 
 
 # -- bad input
@@ -205,7 +216,7 @@ def test_fewer_prompts_than_asked_for_are_an_error_and_nothing_is_written(home):
 def test_what_cannot_work_is_an_error_before_the_first_picture(home, changes, error, says):
     with pytest.raises(error, match=says):
         quietly(config_in(home, **changes), home / "wrong")
-    assert not (home / "wrong" / "samples").exists()
+    assert not (home / "wrong" / "store" / "series").exists()
 
 
 @pytest.mark.parametrize("written", ["1", "2/2", "a/b", "1/2/3", "-1/2"])
@@ -247,8 +258,8 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_with_an_error(home, whole):
     path = home / "full"
     config = config_in(home)
     quietly(config, path)
-    (path / "samples/thg-uniform/000003.json").unlink()
-    runner = Runner(config, RunFolder(path), Shard(), progress=lambda text: None)
+    sample_file(path, "thg-uniform/000003.json").unlink()
+    runner = Runner(config, Store(path / "store"), run_in(config, path).prompts, Shard(), silent)
     with files_of_at_most(60), pytest.raises(OSError, match="too large"):
         runner.run()
     assert not list(path.rglob("*.part"))

@@ -20,7 +20,7 @@ PATIENCE = 120
 
 CALIBRATE = ("calibrate", "--out", "profile.json", "--steps", 5, "--samples", 6, "--batch-size", 1, "--sensitivity", 1)
 BENCH = ("bench", "--config", "bench.toml", "--out", "run")
-FINISHED = {"calibrate": "profile.json.parts/samples-*", "bench": "run/samples/*/*.json"}  # parts of the work
+FINISHED = {"calibrate": "profile.json.parts/samples-*", "bench": "store/series/*/samples/*.json"}  # parts of the work
 CONFIG = """
 title = "killed"
 steps = 5

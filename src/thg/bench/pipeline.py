@@ -8,23 +8,25 @@ from typing import Any
 
 import torch
 
-from thg.bench.config import BenchConfig, Model
-from thg.bench.data import hub_prompts, read_prompts
-from thg.bench.data.errors import DataError
+from thg.bench.config import Model
 from thg.bench.errors import ConfigError
 from thg.bench.strict import nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.models import benchmark_prompts, shipped_pipeline
+from thg.models import shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
 from thg.seeds import generators
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What one call has made: pictures (batch, channels, h, w) in [0, 1] or sounds (batch, samples), on the CPU."""
+    """What one call has made: pictures (batch, channels, h, w) in [0, 1] or sounds (batch, samples), on the CPU.
+
+    latents: what a picture was decoded from, if it was asked for.
+    """
 
     values: torch.Tensor
     sample_rate: int | None = None
+    latents: torch.Tensor | None = None
 
 
 def load_pipeline(model: Model, device: str) -> Any:
@@ -59,37 +61,32 @@ def _scheduler(model: Model, config: Any) -> Any:
     return cls.from_config(config, **model.scheduler_options)
 
 
-def load_prompts(config: BenchConfig) -> list[str]:
-    """`count` prompts; fewer than that is an error."""
-    source = config.prompts
-    if source.file is not None:
-        return read_prompts(source.file, source.column, config.count)
-    if source.dataset is not None:
-        return hub_prompts(source.dataset, source.column, config.count, source.split)
-    # of the shipped models: the garments in turn, so that a short run sees all of them
-    prompts = [prompt for prompt, _, _ in benchmark_prompts(-(-config.count // 10))]
-    per_garment = len(prompts) // 10
-    turns = [prompts[garment * per_garment + turn] for turn in range(per_garment) for garment in range(10)]
-    if len(turns) < config.count:
-        raise DataError(f"the shipped models have {len(turns)} prompts, {config.count} were asked for")
-    return turns[: config.count]
-
-
 def sample(
-    pipe: Any, model: Model, prompts: list[str], indices: range, seed: int, steps: int, guidance_scale: float
+    pipe: Any,
+    model: Model,
+    prompts: list[str],
+    indices: range,
+    seed: int,
+    steps: int,
+    guidance_scale: float,
+    latents: bool = False,
 ) -> Samples:
-    """Samples for these prompts; the noise of each follows from the run's seed and its index alone."""
+    """Samples for these prompts; the noise of each follows from the run's seed and its index alone.
+
+    latents: the pipeline stops before its decoder, `decode` makes the pictures, and both are returned.
+    """
     arguments: dict[str, Any] = {
         "prompt": [prompts[index] for index in indices],
         "num_inference_steps": steps,
         "guidance_scale": guidance_scale,
         "generator": generators(seed, indices),
-        "output_type": "pt",
+        "output_type": "latent" if latents else "pt",
         **model.call,
     }
     with torch.inference_mode():
         output = pipe(**arguments)
-    values = getattr(output, "images", None)
+    kept = output.images if latents else None
+    values = getattr(output, "images", None) if kept is None else decode(pipe, kept)
     rate = None
     if values is None:
         values, rate = getattr(output, "audios", None), sampling_rate(pipe)
@@ -102,4 +99,26 @@ def sample(
         raise NonFiniteError(f"NaN or infinity in the samples {indices.start} to {indices.stop - 1}; try another dtype")
     if rate is not None and values.ndim == 3:
         values = values.mean(1)  # channels of a sound
-    return Samples(values, rate)
+    return Samples(values, rate, None if kept is None else kept.detach().cpu())
+
+
+def decode(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Pictures from latents, as pipelines with an autoencoder and an image processor make them."""
+    vae = pipe.vae
+    scaled = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
+    with torch.inference_mode():
+        pictures: torch.Tensor = pipe.image_processor.postprocess(vae.decode(scaled).sample.detach(), output_type="pt")
+    return pictures
+
+
+def check_decoder(pipe: Any, model: Model) -> None:
+    """An error if `decode` is not what the pipeline itself does with its latents."""
+    short = (pipe, model, ["a test"], range(1), 0, 2, 2.0)
+    if hasattr(pipe, "vae") and hasattr(pipe, "image_processor"):
+        own, ours = sample(*short).values, sample(*short, latents=True).values
+        if own.shape == ours.shape and torch.equal(own, ours):
+            return
+    raise ConfigError(
+        f'storage.keep = "latents": the latents of {type(pipe).__name__} cannot be decoded apart from it; write '
+        'keep = "files", "jpeg" or "features"'
+    )

@@ -7,24 +7,26 @@ become bytes, by the thread that writes the files; it is never far behind, so me
 
 from __future__ import annotations
 
-import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 import torch
 
+from thg.bench.address import Place
 from thg.bench.config import BenchConfig, Method
-from thg.bench.errors import ConfigError
+from thg.bench.inputs import PromptList
+from thg.bench.keeping import check_room, encoded
+from thg.bench.measuring import Clock, Measurer, Progress, as_batch
 from thg.bench.methods.outside import OutsideError
 from thg.bench.methods.policy import Pilot
-from thg.bench.metrics import Batch, MeanMetric, Sources, load_metrics
-from thg.bench.pipeline import Samples, load_pipeline, load_prompts, sample
-from thg.bench.store import RunFolder
+from thg.bench.metrics.registry import pair_metric_names
+from thg.bench.pipeline import Samples, check_decoder, load_pipeline, sample
+from thg.bench.shard import Shard, batches
+from thg.bench.store import Series, Store
 from thg.errors import PlanError
 from thg.seeds import sample_seed
 
@@ -32,210 +34,175 @@ PILOT = 16
 """Prompts on which thresholds are searched and outside programs counted."""
 BACKLOG = 4
 """Batches that may wait to be written."""
-PAIRED = ("psnr", "ssim", "lpips")
-"""Metrics that compare with plain CFG on the same seed."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Shard:
-    """The part of one process: each `count`-th batch, from the `index`-th on."""
+class Ready:
+    """A method as it will run, and where its samples go."""
 
-    index: int = 0
-    count: int = 1
-    device: str = "cpu"
-
-
-def find_shard(written: str | None, device: str | None) -> Shard:
-    """From `--shard 1/4`, or from the launcher: `accelerate launch` and `torchrun` tell each process its number.
-
-    The numbers are all that is needed: processes never talk to each other, so none waits for a group or times out.
-    """
-    if written is not None:
-        first, _, last = written.partition("/")
-        if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
-            raise ConfigError(f"--shard is written as 0/4 to 3/4, not {written!r}")
-        return Shard(int(first), int(last), device or _best_device())
-    launched = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(number.isdigit() for number in launched):
-        return Shard(device=device or _best_device())
-    index, count, local = map(int, launched)
-    best = _best_device()
-    return Shard(index, count, device or (f"cuda:{local}" if best == "cuda" else best))
-
-
-def _best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    method: Method
+    series: Series
 
 
 class Runner:
     """Makes the samples of one shard."""
 
-    def __init__(self, config: BenchConfig, folder: RunFolder, shard: Shard, progress: Progress) -> None:
+    def __init__(
+        self, config: BenchConfig, store: Store, prompts: PromptList, shard: Shard, progress: Progress
+    ) -> None:
         self.config = config
-        self.folder = folder
+        self.store = store
+        self.prompts = prompts.prompts
         self.shard = shard
         self.progress = progress
-        self.prompts = load_prompts(config)
-        self.pipe = load_pipeline(config.model, shard.device)
-        folder.open(config)
-        wanted = [name for name in config.metrics if name in PAIRED]
-        loaded = load_metrics(wanted, Sources.of(config.networks), shard.device)
-        self.paired = [metric for metric in loaded.metrics if isinstance(metric, MeanMetric)]
+        self.places = [Place(store, config, method, prompts.digest) for method in config.methods]
+        self.latents = config.storage.keep == "latents"
+        # what is not kept as it is must be measured now; what is, only where floats are better than the files
+        names = pair_metric_names(config.metrics) if config.storage.keep == "files" else config.metrics
+        self.measurer = Measurer(config, store, shard.device, names)
+        self.pipe: Any = None
+
+    def missing_batches(self) -> list[range]:
+        """The batches of this process in which some method lacks a sample."""
+        mine = self.shard.of(batches(self.config.count, self.config.batch_size))
+        done = [place.series.done() if place.series else set() for place in self.places if not place.left_out]
+        return [batch for batch in mine if any(not {*batch} <= there for there in done)]
+
+    def load(self) -> None:
+        """The pipeline; what cannot work is an error here, before anything is written."""
+        self.pipe = load_pipeline(self.config.model, self.shard.device)
+        if self.latents:
+            check_decoder(self.pipe, self.config.model)
 
     def run(self) -> None:
         """Makes what is missing."""
-        batches = self._batches()
-        mine = [batch for batch in batches[self.shard.index :: self.shard.count] if self._is_missing(batch)]
+        mine = self.missing_batches()
         if not mine:
             return
+        if self.pipe is None:
+            self.load()
         methods = self._prepare()
-        self._sample(methods[0], range(1), steps=2)  # warm up
-        begun = time.perf_counter()
+        first = self._sample(methods[0].method, range(1), steps=2)  # warm up
+        self.measurer.leave_out(sounds=first.sample_rate is not None)
+        missing = {ready.series.key: {*range(self.config.count)} - ready.series.done() for ready in methods}
+        count = sum(len(left) for left in missing.values())
+        storage, metrics = self.config.storage, self.config.metrics
+        self.progress(check_room(self.store.path, first, count, storage, metrics))
+        clock = Clock(self.progress, len(mine), "sampled")
         # one thread for the scores: a second team of OpenMP threads would slow down every later network call on a CPU
         with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
             waiting: deque[Future[None]] = deque()
-            for number, batch in enumerate(mine):
-                self._report(number, len(mine), begun)
-                for job in self._batch(batch, methods):
+            for batch in mine:
+                for job in self._batch(batch, methods, missing):
                     waiting.append(writer.submit(job))
                     if len(waiting) > BACKLOG:
                         waiting.popleft().result()
+                clock.tick()
             for future in waiting:
                 future.result()
-        self._report(len(mine), len(mine), begun)
 
-    def _batches(self) -> list[range]:
-        size, count = self.config.batch_size, self.config.count
-        return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-    def _is_missing(self, batch: range, method: Method | None = None) -> bool:
-        methods = self.config.methods if method is None else (method,)
-        return any(not self.folder.is_done(m.slug, index) for m in methods for index in batch)
-
-    def _prepare(self) -> list[Method]:
+    def _prepare(self) -> list[Ready]:
         """The methods as they will run, the reference first; outside programs that do not work here are left out."""
         reference = self.config.reference_method
-        ordered = sorted(self.config.methods, key=lambda method: method is not reference)
         ready = []
-        for method in ordered:
-            known = self.folder.prepared(method.slug)
+        for place in sorted(self.places, key=lambda place: place.method is not reference):
+            method, known = place.method, place.prepared
+            if "left_out" in known:
+                continue
             try:
-                policy, measured = method.policy.prepare(self._pilot(method), known)
+                policy, measured = method.policy.prepare(self._pilot(place), known)
             except OutsideError as error:
-                self.folder.write_prepared(method.slug, {"left_out": str(error)})
+                place.write_prepared({"left_out": str(error)})
                 continue
             except PlanError as error:
                 raise PlanError(f"method {method.name!r}: {error}") from None
             if measured != known:
-                self.folder.write_prepared(method.slug, measured)
-            ready.append(replace(method, policy=policy))
+                place.write_prepared(measured)
+            series = place.series
+            assert series is not None  # it is prepared
+            ready.append(Ready(replace(method, policy=policy), series))
         return ready
 
-    def _pilot(self, method: Method) -> Pilot:
-        first = range(min(PILOT, len(self.prompts)))
+    def _pilot(self, place: Place) -> Pilot:
+        first, method = range(min(PILOT, len(self.prompts))), place.method
         return Pilot(
             self.pipe,
             self.prompts,
             method.steps,
             method.guidance_scale,
             run=lambda: self._sample(method, first),
-            folder=self.folder.path / "prepared" / method.slug,
+            folder=place.parts,
             call=self.config.model.call,
         )
 
-    def _batch(self, batch: range, methods: list[Method]) -> Iterator[Callable[[], None]]:
+    def _batch(self, batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> Iterator[Callable[[], None]]:
         """Samples one batch of prompts with each method that lacks some of them; gives what is left to be written."""
-        missing = [method for method in methods if self._is_missing(batch, method)]
-        if not missing:
+        lacking = [ready for ready in methods if missing[ready.series.key] & {*batch}]
+        if not lacking:
             return
+        pairs = any("pairs" in metric.needs for metric in self.measurer.metrics)
         reference: Samples | None = None
-        for method in methods:
-            is_reference = method is methods[0]
-            if method not in missing and not (is_reference and self.paired):
+        for ready in methods:
+            is_reference = ready is methods[0]
+            if ready not in lacking and not (is_reference and pairs):
                 continue
-            with method.policy.applied(self.pipe) as evaluations:
+            with ready.method.policy.applied(self.pipe) as evaluations:
                 started = time.perf_counter()
-                samples = self._sample(method, batch)
+                samples = self._sample(ready.method, batch)
                 seconds = time.perf_counter() - started
                 counted = evaluations(len(batch))
-            self._check(method, counted)
+            _check(ready.method, counted)
             if is_reference:
                 reference = samples
-            if method in missing:
-                yield self._writing(method, batch, samples, None if is_reference else reference, counted, seconds)
+            if ready in lacking:
+                plain = None if is_reference else reference
+                yield self._writing(ready, methods[0].series, batch, samples, plain, counted, seconds)
 
     def _sample(self, method: Method, batch: range, steps: int | None = None) -> Samples:
+        config = self.config
         return sample(
             self.pipe,
-            self.config.model,
+            config.model,
             self.prompts,
             batch,
-            self.config.seed,
+            config.seed,
             steps or method.steps,
             method.guidance_scale,
+            self.latents,
         )
-
-    def _check(self, method: Method, counted: list[float]) -> None:
-        if method.nfe is not None and any(nfe != method.nfe for nfe in counted):
-            raise PlanError(
-                f"method {method.name!r} made {counted[0]:g} evaluations a sample, but its budget is nfe={method.nfe}: "
-                f"the scheduler may call the network more often than the {method.steps} steps; write nfe={counted[0]:g}"
-            )
 
     def _writing(
         self,
-        method: Method,
+        ready: Ready,
+        reference: Series,
         batch: range,
         samples: Samples,
-        reference: Samples | None,
+        plain: Samples | None,
         counted: list[float],
         seconds: float,
     ) -> Callable[[], None]:
         def write() -> None:
-            scores = self._scores(samples, reference)
+            measures = self.measurer.measures(ready.series.key == reference.key, reference)
+            prompts = [self.prompts[index] for index in batch]
+            self.measurer.measure(measures, ready.series, batch, as_batch(samples, plain, prompts))
             for place, index in enumerate(batch):
-                if self.folder.is_done(method.slug, index):
-                    continue
                 record = {
-                    "prompt": self.prompts[index],
                     "index": index,
+                    "prompt": prompts[place],
                     "seed": sample_seed(self.config.seed, index),
                     "nfe": counted[place],
-                    **{name: values[place] for name, values in scores.items()},
+                    "rate": samples.sample_rate,
                 }
-                value = samples.values[place]
-                if samples.sample_rate is None:
-                    self.folder.write_picture(method.slug, index, value, record)
-                else:
-                    self.folder.write_sound(method.slug, index, value, samples.sample_rate, record)
-            self.folder.write_timing(method.slug, batch.start, len(batch), seconds)
+                shown = index in self.config.sheet.prompts
+                ready.series.write(index, *encoded(samples, place, self.config.storage, shown), record)
+            ready.series.write_timing(batch.start, len(batch), seconds)
 
         return write
 
-    def _scores(self, samples: Samples, reference: Samples | None) -> dict[str, list[float | str]]:
-        """What each sample has in common with plain CFG; four decimals, below which batches of other size differ."""
-        if reference is None or samples.sample_rate is not None:
-            return {}
-        batch = Batch(samples.values, references=reference.values)
-        with torch.inference_mode():
-            return {metric.name: [_score(v) for v in metric.score(batch).tolist()] for metric in self.paired}
 
-    def _report(self, number: int, of: int, begun: float) -> None:
-        left = ""
-        if number:
-            left = f", about {(time.perf_counter() - begun) / number * (of - number):.0f} s left"
-        self.progress(f"{number} of {of} batches{left if number < of else ''}")
-
-
-def _score(value: float) -> float | str:
-    """As JSON can hold it: it has no infinity, and equal pictures have an infinite PSNR."""
-    return round(value, 4) if math.isfinite(value) else str(value)
-
-
-def generate(config: BenchConfig, path: Path, shard: Shard, progress: Progress) -> None:
-    """Makes the samples of a shard in the folder `path`."""
-    Runner(config, RunFolder(path), shard, progress).run()
+def _check(method: Method, counted: list[float]) -> None:
+    if method.nfe is not None and any(nfe != method.nfe for nfe in counted):
+        raise PlanError(
+            f"method {method.name!r} made {counted[0]:g} evaluations a sample, but its budget is nfe={method.nfe}: "
+            f"the scheduler may call the network more often than the {method.steps} steps; write nfe={counted[0]:g}"
+        )

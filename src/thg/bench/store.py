@@ -1,134 +1,176 @@
-"""The folder of a run: one file for each sample and method, written whole or not at all.
+"""Where samples and what was measured on them are kept: a store that runs share, and the folder of a run.
 
-    config.json                       the configuration
-    samples/<method>/000123.png       a picture (or .wav), and
-    samples/<method>/000123.json      its record: prompt, seed, evaluations, scores; written last, so a sample is done
-                                      when its record is there
-    timings/<method>/000120.json      seconds of the batch that begins with this sample
-    prepared/<method>.json            what was measured before the comparison (a threshold, a plan), or why not
+    STORE/series/<key>/series.json             what makes its samples: model, scheduler, prompts, seed, steps, policy,
+                                               and what was prepared for it
+    STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
+    STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
+                                               done when its record is there
+    STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
+    STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
+    STORE/references/<key>/measured/<name>/*   the same of reference files
+    STORE/prepared/<key>.json                  what was measured before the comparison (a threshold, a plan), or why not
+    RUN/config.json                            the configuration, and where its store is
 
-Names follow from the sample, so processes and machines that share a folder never write the same file with other
-content, and need no locks.
+A series is addressed by what makes its samples, so configurations that have a method in common share it. Names follow
+from the content: processes and machines that share a store never write the same file with other content, need no locks
+and never wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
-from thg.bench.config import BenchConfig
 from thg.bench.errors import RunFolderError
+from thg.bench.rows import RowFiles
 from thg.files import write_atomically
-from thg.media import png_bytes, wav_bytes
 
 DIGITS = 6
+SUFFIXES = (".png", ".jpg", ".wav", ".safetensors")
 
 
-class RunFolder:
-    """Where a run keeps its samples."""
+class Series:
+    """The samples of one method: all that was made in the same way, by the index of the prompt."""
+
+    def __init__(self, path: Path, what: Mapping[str, Any]) -> None:
+        self.path = path
+        self._what = what
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+    def done(self) -> set[int]:
+        """The samples that are there, by one look into the folder."""
+        return {int(name[:-5]) for name in _names(self.path / "samples") if name.endswith(".json")}
+
+    def write(self, index: int, suffix: str, content: bytes | None, record: Mapping[str, Any]) -> None:
+        """A sample and its record; without content, the record alone."""
+        if not (self.path / "series.json").exists():
+            write_json(self.path / "series.json", self._what)
+        if content is not None:
+            write_atomically(self._sample(index, suffix), content)
+        write_json(self._sample(index, ".json"), record)
+
+    def file(self, index: int) -> Path | None:
+        """The file of a sample, if one was kept."""
+        return next((path for suffix in SUFFIXES if (path := self._sample(index, suffix)).exists()), None)
+
+    def any_record(self) -> dict[str, Any] | None:
+        """The record of the first sample that is there, if one is."""
+        return read_json(self._sample(min(done), ".json")) if (done := self.done()) else None
+
+    def records(self, count: int) -> Iterator[dict[str, Any]]:
+        """The records of the first `count` samples, in order. A missing one is an error."""
+        for index in range(count):
+            record = read_json(self._sample(index, ".json"))
+            if record is None:
+                raise RunFolderError(f"sample {index} is missing in {self.path}: run thg bench again")
+            yield record
+
+    def write_timing(self, index: int, count: int, seconds: float) -> None:
+        write_json(self.path / "timings" / f"{index:0{DIGITS}d}.json", {"count": count, "seconds": seconds})
+
+    def seconds_per_sample(self) -> float | None:
+        """The mean over all batches that were timed."""
+        timings = [read_json(path) or {} for path in sorted((self.path / "timings").glob("*.json"))]
+        samples = sum(timing.get("count", 0) for timing in timings)
+        return math.fsum(timing.get("seconds", 0.0) for timing in timings) / samples if samples else None
+
+    def measured(self, name: str) -> RowFiles:
+        return RowFiles(self.path / "measured" / name)
+
+    def _sample(self, index: int, suffix: str) -> Path:
+        return self.path / "samples" / f"{index:0{DIGITS}d}{suffix}"
+
+
+class Store:
+    """The folder that runs share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    # -- the configuration
+    def series(self, what: Mapping[str, Any]) -> Series:
+        """The series of samples that are made in this way."""
+        return Series(self.path / "series" / digest(what), what)
 
-    def open(self, config: BenchConfig) -> None:
-        """Starts or resumes a run; a folder that holds samples of another one is an error."""
-        stored = self.read_json(self.path / "config.json")
-        if stored is not None and stored.get("identity") != config.identity():
+    def references(self, what: Mapping[str, Any], name: str) -> RowFiles:
+        """Rows measured on reference files."""
+        return RowFiles(self.path / "references" / digest(what) / "measured" / name)
+
+    def prepared(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        return read_json(self.path / "prepared" / f"{digest(what)}.json") or {}
+
+    def write_prepared(self, what: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        write_json(self.path / "prepared" / f"{digest(what)}.json", values)
+
+    def parts(self, what: Mapping[str, Any]) -> Path:
+        """Where a long preparation may keep what it has."""
+        return self.path / "prepared" / digest(what)
+
+
+class RunFolder:
+    """Where the report of a run goes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, config: Mapping[str, Any], identity: str, base: Path, store: Path) -> None:
+        """Starts or resumes a run; a folder that holds another one is an error."""
+        stored = read_json(self.path / "config.json")
+        if stored is not None and stored.get("identity") != identity:
             raise RunFolderError(
-                f"{self.path} holds another run ({stored.get('title')!r}), whose pictures differ from this one's; "
-                "choose another folder with --out"
+                f"{self.path} holds another run ({stored.get('config', {}).get('title')!r}), whose pictures differ "
+                "from this one's; choose another folder with --out"
             )
-        document = {
-            "identity": config.identity(),
-            "title": config.title,
-            "config": config.source,
-            "base": str(config.base),
-        }
-        self.write_json(self.path / "config.json", document)
+        document = {"identity": identity, "config": config, "base": str(base), "store": str(store.resolve())}
+        write_json(self.path / "config.json", document)
 
-    def stored_config(self) -> dict[str, Any]:
-        stored = self.read_json(self.path / "config.json")
-        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("base"), str):
+    def stored(self) -> dict[str, Any]:
+        """What `open` has written."""
+        stored = read_json(self.path / "config.json")
+        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("store"), str):
             raise RunFolderError(f"{self.path} is not the folder of a run: there is no readable config.json in it")
         return stored
 
-    # -- samples
 
-    def sample_path(self, slug: str, index: int, suffix: str) -> Path:
-        return self.path / "samples" / slug / f"{index:0{DIGITS}d}{suffix}"
+def digest(what: Mapping[str, Any]) -> str:
+    """Sixteen hex digits of a value."""
+    text = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def is_done(self, slug: str, index: int) -> bool:
-        return self.sample_path(slug, index, ".json").exists()
 
-    def done(self, slug: str, count: int) -> int:
-        """How many of the first `count` samples are there."""
-        return sum(self.is_done(slug, index) for index in range(count))
+def open_picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return picture
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
 
-    def write_picture(self, slug: str, index: int, picture: torch.Tensor, record: dict[str, Any]) -> None:
-        """A picture (channels, height, width) in [0, 1]."""
-        self._write_sample(slug, index, ".png", png_bytes(picture.permute(1, 2, 0).numpy()), record)
 
-    def write_sound(self, slug: str, index: int, sound: torch.Tensor, rate: int, record: dict[str, Any]) -> None:
-        """A sound (samples,) in [-1, 1], as 16-bit wav."""
-        self._write_sample(slug, index, ".wav", wav_bytes(sound.numpy(), rate), record)
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=1, sort_keys=True, default=str) + "\n").encode())
 
-    def _write_sample(self, slug: str, index: int, suffix: str, content: bytes, record: dict[str, Any]) -> None:
-        write_atomically(self.sample_path(slug, index, suffix), content)
-        self.write_json(self.sample_path(slug, index, ".json"), record)
 
-    def records(self, slug: str, count: int) -> Iterator[dict[str, Any]]:
-        """The records of the first `count` samples, in order. A missing one is an error."""
-        for index in range(count):
-            record = self.read_json(self.sample_path(slug, index, ".json"))
-            if record is None:
-                raise RunFolderError(f"sample {index} of {slug} is missing in {self.path}: run thg bench again")
-            yield record
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if there is none, or no readable one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
-    def read_picture(self, slug: str, index: int) -> Image.Image:
-        path = self.sample_path(slug, index, ".png")
-        try:
-            with Image.open(path) as picture:
-                picture.load()
-                return picture
-        except (OSError, SyntaxError, ValueError) as error:
-            raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
 
-    # -- timings and preparations
-
-    def write_timing(self, slug: str, index: int, count: int, seconds: float) -> None:
-        self.write_json(self.path / "timings" / slug / f"{index:0{DIGITS}d}.json", {"count": count, "seconds": seconds})
-
-    def seconds_per_sample(self, slug: str) -> float | None:
-        """The mean over all batches that were timed."""
-        timings = [self.read_json(path) or {} for path in sorted((self.path / "timings" / slug).glob("*.json"))]
-        samples = sum(timing.get("count", 0) for timing in timings)
-        return math.fsum(timing.get("seconds", 0.0) for timing in timings) / samples if samples else None
-
-    def prepared(self, slug: str) -> dict[str, Any]:
-        return self.read_json(self.path / "prepared" / f"{slug}.json") or {}
-
-    def write_prepared(self, slug: str, values: dict[str, Any]) -> None:
-        self.write_json(self.path / "prepared" / f"{slug}.json", values)
-
-    # -- files
-
-    @staticmethod
-    def write_json(path: Path, value: Any) -> None:
-        write_atomically(path, (json.dumps(value, indent=1, sort_keys=True, default=str) + "\n").encode())
-
-    @staticmethod
-    def read_json(path: Path) -> dict[str, Any] | None:
-        """The object in a file; None if there is none, or no readable one."""
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return value if isinstance(value, dict) else None
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except FileNotFoundError:
+        return []

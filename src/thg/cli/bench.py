@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, load_config, override
+from thg.bench.inputs import reference_files
+from thg.bench.measuring import Measurer
 from thg.bench.report import write_report
-from thg.bench.report.measure import missing_samples
-from thg.bench.runner import find_shard, generate
-from thg.bench.store import RunFolder
+from thg.bench.shard import find_shard
+from thg.bench.stages import Run, make_samples, measure_samples
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/bench-<hash of config>)"
     )
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store beside --out)"
+    )
+    parser.add_argument(
+        "--keep",
+        choices=("files", "jpeg", "latents", "features"),
+        help="what is kept of a sample (default: the configuration's, files)",
+    )
+    parser.add_argument("--check", action="store_true", help="say what is missing, and run nothing")
     parser.add_argument("--count", type=int, metavar="N", help="prompts, instead of the configuration's number")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a batch")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run")
@@ -28,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config or SHIPPED_CONFIG)
-    config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)
+    config = override(config, keep=args.keep, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"
     shard = find_shard(args.shard, args.device)
     name = f"thg bench {shard.index}/{shard.count}: " if shard.count > 1 else "thg bench: "
@@ -37,12 +47,32 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(name + text, file=sys.stderr, flush=True)
 
-    generate(config, folder, shard, progress)
-    left = missing_samples(config, RunFolder(folder))
-    if left:
-        progress(f"done; {left} samples of other processes are still missing, the last one writes the report")
+    benchmark = Run.start(config, folder, args.store)
+    if args.check:
+        return _check(benchmark)
+    make_samples(benchmark, shard, progress)
+    measurer = measure_samples(benchmark, shard, progress)
+    if measurer is None:
+        progress("done; other processes are still at work, the last one writes the report")
         return 0
-    progress("measuring")
-    print(write_report(config, folder, shard.device))
+    print(write_report(benchmark, measurer, shard.device))
     print(f"\nThe report is in {folder / 'report.md'}")
     return 0
+
+
+def _check(benchmark: Run) -> int:
+    """Says what is there and what is missing, before anything runs."""
+    config = benchmark.config
+    missing = []
+    print(
+        f"{len(benchmark.prompts.prompts)} prompts, {config.count} of them sampled with {len(config.methods)} methods"
+    )
+    references = reference_files(config)
+    if references is not None:
+        missing += [references.complaint] if references.complaint else []
+        print(f"{len(references.paths)} references in {references.folder}")
+    missing += [f"{name}: {reason}" for name, reason in Measurer(config, benchmark.store, "cpu").skipped]
+    print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store.path}")
+    for what in missing:
+        print(f"missing: {what}")
+    return 1 if missing else 0

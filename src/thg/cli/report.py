@@ -1,19 +1,26 @@
-"""`thg report`: rebuilds the report of a benchmark from its folder, without generating anything."""
+"""`thg report`: rebuilds the report of a benchmark from its folder; measures what is missing, and samples nothing."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from thg.bench.report import rebuild_report
+from thg.bench.shard import find_shard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
-    parser.add_argument("--device", default="cpu", help="where the networks of the metrics run (default: cpu)")
+    parser.add_argument("--device", help="where the networks of the metrics run (default: the best there is)")
+    parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that measure together")
 
 
 def run(args: argparse.Namespace) -> int:
-    print(rebuild_report(args.folder, args.device))
+    table = rebuild_report(args.folder, find_shard(args.shard, args.device), lambda text: print(text, file=sys.stderr))
+    if table is None:
+        print("thg report: other processes are still measuring, the last one writes the report", file=sys.stderr)
+        return 0
+    print(table)
     print(f"\nThe report is in {args.folder / 'report.md'}")
     return 0

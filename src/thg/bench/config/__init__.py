@@ -4,7 +4,7 @@ An unknown key is an error that names the key and the nearest known one. Relativ
 """
 
 from thg.bench.config.loading import SHIPPED_CONFIG, load_config, override, parse_config
-from thg.bench.config.schema import BenchConfig, Method, Model, Prompts, References, Sheet
+from thg.bench.config.schema import BenchConfig, Method, Model, Prompts, References, Sheet, Storage
 
 __all__ = [
     "SHIPPED_CONFIG",
@@ -14,6 +14,7 @@ __all__ = [
     "Prompts",
     "References",
     "Sheet",
+    "Storage",
     "load_config",
     "override",
     "parse_config",

@@ -38,7 +38,9 @@ def parse_config(values: dict[str, Any], base: Path) -> BenchConfig:
     return config
 
 
-def override(config: BenchConfig, **changes: int | None) -> BenchConfig:
-    """The same benchmark with some of count, seed and batch_size changed; None leaves a value as it is."""
-    given = {key: value for key, value in changes.items() if value is not None}
+def override(config: BenchConfig, *, keep: str | None = None, **changes: int | None) -> BenchConfig:
+    """The same benchmark with some of count, seed, batch_size and keep changed; None leaves a value as it is."""
+    given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    if keep is not None:
+        given["storage"] = {**config.source.get("storage", {}), "keep": keep}
     return parse_config({**config.source, **given}, config.base)

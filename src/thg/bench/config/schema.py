@@ -53,9 +53,13 @@ class Prompts(Table):
 
 
 class References(Table):
-    """The real pictures or sounds that set metrics compare with, and statistics files by metric."""
+    """The real pictures or sounds that set metrics compare with, and statistics files by metric.
+
+    file: the name of a prompt's reference in the folder, with columns of the prompt file: "{file_name}", "{id}.wav".
+    """
 
     folder: FilePath | None = None
+    file: str | None = None
     statistics: dict[str, FilePath] = Field(default_factory=dict)
 
     @field_validator("statistics")
@@ -78,6 +82,13 @@ class Sheet(Table):
         if value and len(value) != 4:
             raise ConfigError(f"sheet.region must be [left, top, right, bottom] in pixels, not {list(value)}")
         return value
+
+
+class Storage(Table):
+    """What is kept of a sample. files: PNG or WAV; jpeg and latents: less; features: what was measured, alone."""
+
+    keep: Literal["files", "jpeg", "latents", "features"] = "files"
+    jpeg_quality: int = Field(default=95, ge=1, le=100)
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,7 @@ class BenchConfig(Table):
     networks: dict[str, str] = Field(default_factory=dict)
     references: References = References()
     sheet: Sheet = Sheet()
+    storage: Storage = Storage()
 
     _source: dict[str, Any] = PrivateAttr(default_factory=dict)
     _base: Path = PrivateAttr(default_factory=Path)

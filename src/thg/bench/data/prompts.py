@@ -41,6 +41,26 @@ def read_prompts(path: str | Path, column: str | None = None, count: int | None 
     return take(found, count, str(path))
 
 
+def paired_files(path: str | Path, column: str | None, template: str, count: int) -> list[str]:
+    """The names of the references that belong to the first `count` prompts of a file.
+
+    template: with columns of the file in braces, such as "{file_name}" or "{youtube_id}_{start_time}.wav".
+    """
+    path = Path(path)
+    if path.suffix.lower() not in DELIMITERS:
+        raise DataError(f"{path}: pairs are read from .csv and .tsv files, whose columns name the references")
+    columns, rows = read_table(_read_text(path), DELIMITERS[path.suffix.lower()], str(path))
+    chosen = choose_column(columns, column, str(path))
+    rows = [row for row in rows if row.get(chosen, "").strip()][:count]
+    try:
+        return [template.format(**row) for row in rows]
+    except (KeyError, IndexError, ValueError) as error:
+        raise DataError(
+            f"references.file = {template!r} does not fit {path}: it has the columns {', '.join(map(repr, columns))} "
+            f"({error})"
+        ) from None
+
+
 def hub_prompts(name: str, column: str | None = None, count: int | None = None, split: str = "test") -> list[str]:
     """The prompts of a dataset on the Hugging Face hub (or of a local folder of one); rows are streamed."""
     try:

@@ -1,84 +1,51 @@
-"""Reference pictures and sounds from a folder, in batches. A broken file is skipped and counted, never fatal."""
+"""Reference pictures and sounds from files. A broken file is skipped and counted, never fatal."""
 
 from __future__ import annotations
 
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
-from thg.bench.data.errors import DataError
 from thg.bench.metrics.batch import Batch
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 SOUND_SUFFIXES = frozenset({".wav"})
+READERS = 4
+"""Threads that decode files."""
 
-Item = TypeVar("Item")
+
+def files_below(folder: Path) -> list[Path]:
+    """All pictures and sounds below a folder, in the order of their names."""
+    known = PICTURE_SUFFIXES | SOUND_SUFFIXES
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in known)
 
 
-class ReferenceFolder(Generic[Item]):
-    """Files of one kind below a folder, in the order of their names.
+def read_references(paths: Sequence[Path]) -> tuple[list[int], list[Batch]]:
+    """The places of the files that could be read, and those files in batches: all pictures, or the sounds of a rate.
 
-    `paths`: all of them. `broken`: those that could not be read, filled while the batches are walked through.
+    Pictures of a batch may have other sizes. The places are in the order of the batches.
     """
-
-    def __init__(self, folder: str | Path, suffixes: frozenset[str], read: Callable[[Path], Item]):
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise DataError(f"there is no reference folder {self.folder}")
-        self.paths = sorted(path for path in self.folder.rglob("*") if path.suffix.lower() in suffixes)
-        if not self.paths:
-            raise DataError(f"{self.folder} has no file that ends in {', '.join(sorted(suffixes))}")
-        self.broken: list[Path] = []
-        self._read = read
-
-    def items(self, shard: int = 0, shards: int = 1) -> Iterator[Item]:
-        """Every `shards`-th file from the `shard`-th on: the part of one of several processes."""
-        self.broken = []
-        mine = self.paths[shard::shards]
-        for path in mine:
-            try:
-                item = self._read(path)
-            except (OSError, EOFError, ValueError, SyntaxError, wave.Error, Image.DecompressionBombError):
-                self.broken.append(path)
-                continue
-            yield item
-        if mine and len(self.broken) == len(mine):
-            raise DataError(f"none of the {len(mine)} files in {self.folder} could be read; the first is {mine[0]}")
+    with ThreadPoolExecutor(READERS) as pool:
+        read = list(pool.map(_read, paths))
+    places: list[int] = []
+    batches: list[Batch] = []
+    for rate in dict.fromkeys(item[1] for item in read if item is not None):
+        good = [(place, item[0]) for place, item in enumerate(read) if item is not None and item[1] == rate]
+        places += [place for place, _ in good]
+        batches.append(Batch([sample for _, sample in good], sample_rate=rate))
+    return places, batches
 
 
-class PictureFolder(ReferenceFolder[torch.Tensor]):
-    """Pictures below a folder, as RGB bytes."""
-
-    def __init__(self, folder: str | Path):
-        super().__init__(folder, PICTURE_SUFFIXES, read_picture)
-
-    def batches(self, size: int = 32, shard: int = 0, shards: int = 1) -> Iterator[Batch]:
-        """Up to `size` pictures at a time; a picture of other measures starts a new batch."""
-        waiting: list[torch.Tensor] = []
-        for picture in self.items(shard, shards):
-            if waiting and (len(waiting) == size or waiting[0].shape != picture.shape):
-                yield Batch(torch.stack(waiting))
-                waiting = []
-            waiting.append(picture)
-        if waiting:
-            yield Batch(torch.stack(waiting))
-
-
-class SoundFolder(ReferenceFolder[tuple[torch.Tensor, int]]):
-    """Wav files below a folder, as mono."""
-
-    def __init__(self, folder: str | Path):
-        super().__init__(folder, SOUND_SUFFIXES, read_sound)
-
-    def batches(self, shard: int = 0, shards: int = 1) -> Iterator[Batch]:
-        """One sound at a time, since lengths differ."""
-        for sound, rate in self.items(shard, shards):
-            yield Batch(sound[None], sample_rate=rate)
+def _read(path: Path) -> tuple[torch.Tensor, int | None] | None:
+    try:
+        return read_sound(path) if path.suffix.lower() in SOUND_SUFFIXES else (read_picture(path), None)
+    except (OSError, EOFError, ValueError, SyntaxError, wave.Error, Image.DecompressionBombError):
+        return None
 
 
 def read_picture(path: Path) -> torch.Tensor:

@@ -148,6 +148,10 @@ class AdaptiveGuidancePolicy(Policy):
     threshold: float | None
     paper: str = AdaptiveGuidance.paper
 
+    @property
+    def needs_preparation(self) -> bool:
+        return self.threshold is None
+
     def budget(self, steps: int, guidance_scale: float) -> None:
         if self.threshold is not None:
             AdaptiveGuidance(self.threshold)

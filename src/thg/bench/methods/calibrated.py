@@ -37,6 +37,10 @@ class Calibrated(Policy):
     paper: str = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
     plan: Plan | None = None
 
+    @property
+    def needs_preparation(self) -> bool:
+        return True
+
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         if self.profile is not None:
             return self._from_file(steps, guidance_scale).nfe

@@ -37,6 +37,10 @@ class Outside(Policy):
     nfe: float | None = None
     thg: int | None = None
 
+    @property
+    def needs_preparation(self) -> bool:
+        return True
+
     @contextmanager
     @abstractmethod
     def switched_on(self, pipe: Any) -> Iterator[None]:

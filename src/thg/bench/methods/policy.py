@@ -43,6 +43,11 @@ class Policy(ABC):
 
     paper: str = ""
 
+    @property
+    def needs_preparation(self) -> bool:
+        """Must something be measured before the comparison?"""
+        return False
+
     @abstractmethod
     def applied(self, pipe: Any) -> AbstractContextManager[Counted]:
         """The pipeline under this policy, for the length of a block."""

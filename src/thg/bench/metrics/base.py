@@ -1,11 +1,11 @@
-"""The one interface of all metrics.
+"""The one interface of all metrics: rows of numbers for each sample, and one number from the rows of many samples.
 
-    metric.update(batch)        as often as there are batches; nothing but small state is kept
-    metric.compute()            the number, or None when there is nothing to say yet
-    metric.state()              what another process needs:  metric.merge(their_state)
-    metric.fresh()              the same metric for the next method: shares network and reference, counts from zero
+    rows = metric.measure(batch)        a tensor for each sample: its score, or its features in a network
+    metric.reduce(torch.cat(rows))      the number, or None when there is nothing to say yet
 
-`needs` says what a batch, or the metric itself, must be given besides the samples.
+Rows of samples can be kept in files and come from other processes; the number does not depend on how they were split.
+For a few batches at hand, `update(batch)` and `compute()` do both. `needs` says what a batch, or the metric itself,
+must be given besides the samples.
 """
 
 from __future__ import annotations
@@ -14,90 +14,85 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 
 from thg.bench.metrics.batch import Batch, MetricError
+from thg.media import worst_mean
 
 Direction = Literal["higher", "lower"]
 Need = Literal["pairs", "set", "prompts"]
 """pairs: `Batch.references`; set: `add_reference` or `use_statistics`; prompts: `Batch.prompts`."""
 
-State = Mapping[str, torch.Tensor]
+Statistics = Mapping[str, torch.Tensor]
 MetricT = TypeVar("MetricT", bound="Metric")
 
 
 class Metric(ABC):
-    """A number about many samples. Abstract; see the module's text for how it is used."""
+    """A number about many samples. Abstract; see the module's text for how it is used.
+
+    stored_as: the name of the rows in a store; metrics on the features of one network share it.
+    """
 
     name: ClassVar[str]
     direction: ClassVar[Direction]
     needs: ClassVar[frozenset[Need]] = frozenset()
+    stored_as: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []
 
     @abstractmethod
-    def reset(self) -> None:
-        """Forget what was counted; keep network and reference."""
+    def measure(self, batch: Batch) -> list[torch.Tensor]:
+        """The rows of each sample, on the CPU; usually one row, but a sound may have several and a sample none."""
 
     @abstractmethod
+    def reduce(self, rows: torch.Tensor) -> float | None:
+        """The number from the rows of all samples, or None when there are too few."""
+
+    @property
+    def rows_name(self) -> str:
+        return self.stored_as or self.name
+
     def update(self, batch: Batch) -> None:
         """Count one batch."""
+        self._rows += self.measure(batch)
 
-    @abstractmethod
+    def rows(self) -> torch.Tensor:
+        """All rows that were counted."""
+        return torch.cat(self._rows) if self._rows else torch.empty(0)
+
     def compute(self) -> float | None:
         """The number so far, or None when too little was counted."""
-
-    @abstractmethod
-    def state(self) -> dict[str, torch.Tensor]:
-        """What was counted, as tensors: save them as safetensors or send them to another process."""
-
-    @abstractmethod
-    def merge(self, state: State) -> None:
-        """Add what another process counted."""
+        return self.reduce(self.rows())
 
     def fresh(self: MetricT) -> MetricT:
         """The same metric with nothing counted, sharing the network and the reference."""
         other = copy.copy(self)
-        other.reset()
+        other._rows = []
         return other
 
 
 class MeanMetric(Metric):
-    """The mean of one score per sample.
-
-    All scores are kept (8 bytes a sample) and summed exactly, so that the mean has the same bits however the samples
-    were split between batches and processes.
-    """
-
-    def __init__(self) -> None:
-        self._scores: list[torch.Tensor] = []
+    """The mean of one score per sample, summed exactly: the same bits however the samples were split."""
 
     @abstractmethod
     def score(self, batch: Batch) -> torch.Tensor:
         """One number per sample."""
 
-    def reset(self) -> None:
-        self._scores = []
-
-    def update(self, batch: Batch) -> None:
+    def measure(self, batch: Batch) -> list[torch.Tensor]:
         if "prompts" in self.needs and not batch.prompts:
             raise MetricError(f"{self.name} compares with the text: pass Batch(..., prompts=(one per sample))")
         with torch.inference_mode():
-            self._scores.append(self.score(batch).double().cpu())
+            return list(torch.split(self.score(batch).double().cpu(), 1))
 
-    def scores(self) -> torch.Tensor:
-        """One number per sample, in the order in which they were counted."""
-        return torch.cat([torch.empty(0, dtype=torch.float64), *self._scores])
+    def reduce(self, rows: torch.Tensor) -> float | None:
+        return math.fsum(rows.tolist()) / len(rows) if len(rows) else None
 
-    def compute(self) -> float | None:
-        scores = self.scores().tolist()
-        return math.fsum(scores) / len(scores) if scores else None
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"scores": self.scores()}
-
-    def merge(self, state: State) -> None:
-        self._scores.append(state["scores"].double())
+    def worst(self, rows: torch.Tensor) -> float | None:
+        """The mean of the worst 5 % of the samples."""
+        return worst_mean(rows.tolist(), self.direction == "higher") if len(rows) else None
 
 
 Embedder = Callable[[Batch], torch.Tensor]
@@ -119,69 +114,43 @@ class LastSeen(Generic[Seen]):
         return self._last[1]
 
 
-class Store(Protocol):
-    """Where a set metric collects its rows."""
-
-    count: int
-
-    def add(self, rows: torch.Tensor) -> None: ...
-
-    def state(self) -> dict[str, torch.Tensor]: ...
-
-    def merge(self, state: State) -> None: ...
-
-
-StoreT = TypeVar("StoreT", bound=Store)
-
-
-class SetMetric(Metric, Generic[StoreT]):
+class SetMetric(Metric):
     """A distance between the set of samples and a set of references, in the features of a network.
 
-    The references come in batches (`add_reference`, and `merge_reference` between processes) or ready-made from a
-    statistics file (`use_statistics`); `statistics` is what to write into such a file.
+    The references come in batches (`add_reference`), as rows (`use_rows`) or ready-made from a statistics file
+    (`use_statistics`); `statistics` is what to write into such a file. Lower is better.
     """
 
+    direction = "lower"
     needs = frozenset({"set"})
 
     def __init__(self, embed: Embedder):
+        super().__init__()
         self._embed = embed
-        self._reference = self.new_store()
-        self._counted = self.new_store()
+        self._reference_rows: list[torch.Tensor] = []
 
-    @abstractmethod
-    def new_store(self) -> StoreT:
-        """An empty store."""
+    def measure(self, batch: Batch) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return list(torch.split(self._embed(batch).float().cpu(), 1))
+
+    def add_reference(self, batch: Batch) -> None:
+        """Count one batch of references."""
+        self.use_rows(torch.cat([*self._reference_rows, *self.measure(batch)]))
+
+    def use_rows(self, rows: torch.Tensor) -> None:
+        """Take the reference from the rows of all its samples."""
+        self._reference_rows = [rows]
+
+    def reference_rows(self) -> torch.Tensor:
+        if not self._reference_rows or len(self._reference_rows[0]) < 2:
+            count = len(self._reference_rows[0]) if self._reference_rows else 0
+            raise MetricError(f"{self.name}: {count} references make no distribution; add two or more")
+        return self._reference_rows[0]
 
     @abstractmethod
     def statistics(self) -> dict[str, torch.Tensor]:
         """The reference as it is written into a statistics file."""
 
     @abstractmethod
-    def use_statistics(self, statistics: State) -> None:
+    def use_statistics(self, statistics: Statistics) -> None:
         """Take the reference from a statistics file instead of from pictures or sounds."""
-
-    def reset(self) -> None:
-        self._counted = self.new_store()
-
-    def update(self, batch: Batch) -> None:
-        with torch.inference_mode():
-            self._counted.add(self._embed(batch))
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return self._counted.state()
-
-    def merge(self, state: State) -> None:
-        self._counted.merge(state)
-
-    def add_reference(self, batch: Batch) -> None:
-        """Count one batch of references."""
-        with torch.inference_mode():
-            self._reference.add(self._embed(batch))
-
-    def reference_state(self) -> dict[str, torch.Tensor]:
-        """The references counted here, for `merge_reference` of another process."""
-        return self._reference.state()
-
-    def merge_reference(self, state: State) -> None:
-        """Add the references that another process counted."""
-        self._reference.merge(state)

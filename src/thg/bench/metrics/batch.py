@@ -6,6 +6,7 @@ Pictures are (batch, channels, height, width), floats in [0, 1] or bytes; sounds
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -28,36 +29,45 @@ class MetricError(THGError, ValueError):
 class Batch:
     """Samples of one run, and what goes with them.
 
-    `samples`: pictures or sounds. `prompts`: one text per sample. `references`: the plain CFG result for the same
-    prompts and seeds, of the same shape. `sample_rate`: of sounds, in hertz; it is what makes a batch one of sounds.
+    `samples`: pictures or sounds; a list where their sizes differ. `prompts`: one text per sample. `references`: the
+    plain CFG result for the same prompts and seeds, of the same shape. `sample_rate`: of sounds, in hertz; it is what
+    makes a batch one of sounds.
     """
 
-    samples: torch.Tensor
+    samples: torch.Tensor | Sequence[torch.Tensor]
     prompts: tuple[str, ...] = ()
     references: torch.Tensor | None = None
     sample_rate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sample_rate is None:
-            _check_pictures(self.samples)
-        else:
-            _check_sounds(self.samples, self.sample_rate)
+        for part in self._parts():
+            if self.sample_rate is None:
+                _check_pictures(part)
+            else:
+                _check_sounds(part, self.sample_rate)
         if self.prompts and len(self.prompts) != len(self.samples):
             raise MetricError(
                 f"{len(self.samples)} samples but {len(self.prompts)} prompts: give one prompt per sample"
             )
-        if self.references is not None and self.references.shape != self.samples.shape:
+        if self.references is not None and self.references.shape != self._stacked().shape:
             raise MetricError(
-                f"samples of shape {tuple(self.samples.shape)} cannot be compared with references of shape "
+                f"samples of shape {tuple(self._stacked().shape)} cannot be compared with references of shape "
                 f"{tuple(self.references.shape)}: generate both at the same size"
             )
 
     def __len__(self) -> int:
         return len(self.samples)
 
+    def singles(self) -> Iterator[Batch]:
+        """Each sample as a batch of its own."""
+        for number, sample in enumerate(self.samples):
+            prompts = self.prompts[number : number + 1]
+            references = None if self.references is None else self.references[number : number + 1]
+            yield Batch(sample[None], prompts, references, self.sample_rate)
+
     def pictures(self) -> torch.Tensor:
-        """The pictures as floats in [0, 1]."""
-        return _as_floats(self.samples)
+        """The pictures as floats in [0, 1]; all of one size."""
+        return _as_floats(self._stacked())
 
     def reference_pictures(self) -> torch.Tensor:
         """The plain CFG pictures as floats in [0, 1]."""
@@ -66,22 +76,33 @@ class Batch:
         _check_pictures(self.references)
         return _as_floats(self.references)
 
-    def rgb_bytes(self) -> torch.Tensor:
-        """The pictures as a reader of the saved files sees them: (batch, 3, height, width), uint8."""
-        samples = self.samples
-        if samples.dtype != torch.uint8:
-            samples = (self.pictures() * 255).round().to(torch.uint8)
-        return samples.expand(-1, 3, -1, -1).cpu()
+    def rgb_bytes(self) -> list[torch.Tensor]:
+        """The pictures as a reader of the saved files sees them: (3, height, width) each, uint8."""
+        pictures = [picture for part in self._parts() for picture in part]
+        in_bytes = [p if p.dtype == torch.uint8 else (_as_floats(p) * 255).round().to(torch.uint8) for p in pictures]
+        return [picture.expand(3, -1, -1).cpu() for picture in in_bytes]
 
     def pil_pictures(self) -> list[Image.Image]:
         """The pictures for processors that want PIL."""
         return [Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy())) for picture in self.rgb_bytes()]
 
+    def _parts(self) -> list[torch.Tensor]:
+        """The samples in tensors with a batch dimension."""
+        return [self.samples] if isinstance(self.samples, torch.Tensor) else [sample[None] for sample in self.samples]
+
+    def _stacked(self) -> torch.Tensor:
+        if isinstance(self.samples, torch.Tensor):
+            return self.samples
+        shapes = {tuple(sample.shape) for sample in self.samples}
+        if len(shapes) > 1:
+            raise MetricError(f"samples of {len(shapes)} sizes cannot be stacked, such as {sorted(shapes)[:2]}")
+        return torch.stack(list(self.samples))
+
     def sounds_at(self, rate: int) -> torch.Tensor:
         """The sounds resampled to `rate` (polyphase filter), float32 on the CPU."""
         if self.sample_rate is None:
             raise MetricError("this metric listens to sounds: pass Batch(sounds, sample_rate=16000), not pictures")
-        sounds = self.samples.detach().float().cpu()
+        sounds = self._stacked().detach().float().cpu()
         if rate == self.sample_rate:
             return sounds
         try:

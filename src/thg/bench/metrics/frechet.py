@@ -1,8 +1,8 @@
-"""The Frechet distance of two Gaussians, from moments that are summed while samples stream by.
+"""The Frechet distance of two Gaussians that are fitted to features.
 
     FD = |mu_r - mu_g|^2 + tr(S_r + S_g - 2 (S_r S_g)^(1/2))          paper, appendix "More details for metrics"
 
-Memory: one mean and one matrix in float64 (32 MiB for the 2048 features of Inception), whatever the number of samples.
+Memory: the features (246 MB for 30,000 samples of Inception's 2048), and a matrix of 32 MiB in float64.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from thg.bench.metrics.base import Embedder, SetMetric, State
+from thg.bench.metrics.base import Embedder, SetMetric, Statistics
 from thg.bench.metrics.batch import MetricError
+
+BLOCK = 4096
+"""Rows that are in float64 at a time."""
 
 
 class Gaussian(NamedTuple):
@@ -23,9 +26,14 @@ class Gaussian(NamedTuple):
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> Gaussian:
-        """Fitted to rows of features; the covariance is the unbiased one."""
-        rows = rows.double().cpu()
-        return cls(rows.mean(0), torch.cov(rows.T))
+        """Fitted to rows of features; the covariance is the unbiased one. In blocks, to spare memory."""
+        blocks = torch.split(rows.cpu(), BLOCK)
+        mean = torch.stack([block.double().sum(0) for block in blocks]).sum(0) / len(rows)
+        scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+        for block in blocks:
+            centred = block.double() - mean
+            scatter += centred.T @ centred
+        return cls(mean, scatter / (len(rows) - 1))
 
 
 def frechet_distance(first: Gaussian, second: Gaussian) -> float:
@@ -44,76 +52,32 @@ def frechet_distance(first: Gaussian, second: Gaussian) -> float:
     return max(float(distance), 0.0)
 
 
-class Moments:
-    """Count, mean and scatter matrix of rows, updated and merged by the formula of Chan, Golub and LeVeque (1979)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = torch.zeros(0, dtype=torch.float64)
-        self.scatter = torch.zeros(0, 0, dtype=torch.float64)
-
-    def add(self, rows: torch.Tensor) -> None:
-        if len(rows) == 0:
-            return
-        rows = rows.double().cpu()
-        mean = rows.mean(dim=0)
-        centred = rows - mean
-        self._combine(len(rows), mean, centred.T @ centred)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"count": torch.tensor(self.count), "mean": self.mean, "scatter": self.scatter}
-
-    def merge(self, state: State) -> None:
-        self._combine(int(state["count"]), state["mean"], state["scatter"])
-
-    def gaussian(self) -> Gaussian:
-        """Mean and unbiased covariance."""
-        return Gaussian(self.mean, self.scatter / (self.count - 1))
-
-    def _combine(self, count: int, mean: torch.Tensor, scatter: torch.Tensor) -> None:
-        if count == 0:
-            return
-        if self.count == 0:
-            self.count, self.mean, self.scatter = count, mean.clone(), scatter.clone()
-            return
-        if mean.shape != self.mean.shape:
-            raise MetricError(f"rows of {len(mean)} features after rows of {len(self.mean)}: two networks were mixed")
-        total = self.count + count
-        shift = mean - self.mean
-        self.scatter = self.scatter + scatter + torch.outer(shift, shift) * (self.count * count / total)
-        self.mean = self.mean + shift * (count / total)
-        self.count = total
-
-
-class FrechetMetric(SetMetric[Moments]):
-    """Frechet distance between the features of the samples and of the references. Lower is better."""
-
-    direction = "lower"
+class FrechetMetric(SetMetric):
+    """Frechet distance between the features of the samples and of the references."""
 
     def __init__(self, embed: Embedder):
         super().__init__(embed)
-        self._given: Gaussian | None = None
+        self._reference: Gaussian | None = None
 
-    def new_store(self) -> Moments:
-        return Moments()
+    def use_rows(self, rows: torch.Tensor) -> None:
+        super().use_rows(rows)
+        self._reference = Gaussian.of(rows) if len(rows) > 1 else None
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """`mu`, `sigma` and `n` of the references that were counted."""
-        if self._reference.count < 2:
-            raise MetricError(f"{self.name}: {self._reference.count} references make no covariance; add two or more")
-        mean, covariance = self._reference.gaussian()
-        return {"mu": mean, "sigma": covariance, "n": torch.tensor(self._reference.count)}
+        rows = self.reference_rows()
+        assert self._reference is not None
+        return {"mu": self._reference.mean, "sigma": self._reference.covariance, "n": torch.tensor(len(rows))}
 
-    def use_statistics(self, statistics: State) -> None:
+    def use_statistics(self, statistics: Statistics) -> None:
         missing = {"mu", "sigma"} - set(statistics)
         if missing:
             raise MetricError(
                 f"{self.name} needs mu and sigma, the statistics have {sorted(statistics)}: features are for KID"
             )
-        self._given = Gaussian(statistics["mu"].double(), statistics["sigma"].double())
+        self._reference = Gaussian(statistics["mu"].double(), statistics["sigma"].double())
 
-    def compute(self) -> float | None:
-        reference = self._given or (self._reference.gaussian() if self._reference.count > 1 else None)
-        if reference is None or self._counted.count < 2:
+    def reduce(self, rows: torch.Tensor) -> float | None:
+        if self._reference is None or len(rows) < 2:
             return None
-        return frechet_distance(self._counted.gaussian(), reference)
+        return frechet_distance(Gaussian.of(rows), self._reference)

@@ -45,6 +45,7 @@ class FID(FrechetMetric):
     """Frechet Inception distance (Heusel et al., 2017), clean-fid's variant. Depends on the number of samples."""
 
     name = "fid"
+    stored_as = "inception"
 
 
 class KID(KernelMetric):
@@ -54,6 +55,7 @@ class KID(KernelMetric):
     """
 
     name = "kid"
+    stored_as = "inception"
 
     def distance(self, samples: torch.Tensor, references: torch.Tensor) -> float:
         return mmd_unbiased(samples, references, cubic_kernel)
@@ -74,7 +76,7 @@ def load_inception(path: Path | None = None, device: str = "cpu") -> Embedder:
     layers = inner.layers
 
     def embed(batch: Batch) -> torch.Tensor:
-        resized = torch.from_numpy(np.stack([resize(picture) for picture in batch.rgb_bytes().numpy()])).to(device)
+        resized = torch.from_numpy(np.stack([resize(picture.numpy()) for picture in batch.rgb_bytes()])).to(device)
         features: torch.Tensor = layers((resized - 128) / 128)
         return features.reshape(-1, FEATURES)
 

@@ -62,16 +62,23 @@ class ToneAccuracy(_Accuracy):
     name = "tone_accuracy"
 
     def score(self, batch: Batch) -> torch.Tensor:
+        return (self._look(batch).tones.cpu() == self._asked(batch)).double()
+
+    def measure(self, batch: Batch) -> list[torch.Tensor]:
+        scores = super().measure(batch)
+        return [score[:1] if tone >= 0 else score[:0] for score, tone in zip(scores, self._asked(batch), strict=True)]
+
+    def _asked(self, batch: Batch) -> torch.Tensor:
+        """Indices into TONES, -1 where the prompt names none."""
         asked = [find_word(prompt, TONE_WORDS) for prompt in batch.prompts]
-        wanted = torch.tensor([TONES.index(tone) if tone else -1 for tone in asked])
-        right = self._look(batch).tones.cpu() == wanted
-        return right[wanted >= 0].double()
+        return torch.tensor([TONES.index(tone) if tone else -1 for tone in asked])
 
 
 class JudgeFrechet(FrechetMetric):
     """Frechet distance in the judge's features."""
 
     name = "judge_frechet"
+    stored_as = "judge_features"
 
 
 def judge_metrics(judge: Judge) -> list[Metric]:

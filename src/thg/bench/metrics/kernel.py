@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from thg.bench.metrics.base import SetMetric, State
+from thg.bench.metrics.base import SetMetric, Statistics
 from thg.bench.metrics.batch import MetricError
 
 Kernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -62,59 +62,32 @@ def _mean_of_others(x: torch.Tensor, kernel: Kernel) -> float:
     return total / (len(x) * (len(x) - 1))
 
 
-class FeatureStore:
-    """All rows, in float32."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._rows: list[torch.Tensor] = []
-
-    def add(self, rows: torch.Tensor) -> None:
-        if len(rows) == 0:
-            return
-        if self._rows and rows.shape[1] != self._rows[0].shape[1]:
-            raise MetricError(
-                f"rows of {rows.shape[1]} features after rows of {self._rows[0].shape[1]}: two networks were mixed"
-            )
-        self._rows.append(rows.float().cpu())
-        self.count += len(rows)
-
-    def rows(self) -> torch.Tensor:
-        return torch.cat(self._rows) if self._rows else torch.empty(0, 0)
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"features": self.rows()}
-
-    def merge(self, state: State) -> None:
-        self.add(state["features"])
-
-
-class KernelMetric(SetMetric[FeatureStore]):
-    """Base of the metrics that compare all features with all features. Lower is better."""
-
-    direction = "lower"
+class KernelMetric(SetMetric):
+    """Base of the metrics that compare all features with all features."""
 
     @abstractmethod
     def distance(self, samples: torch.Tensor, references: torch.Tensor) -> float:
         """The number for two sets of features."""
 
-    def new_store(self) -> FeatureStore:
-        return FeatureStore()
-
     def statistics(self) -> dict[str, torch.Tensor]:
         """`features` of the references that were counted."""
-        return self._reference.state()
+        return {"features": self.reference_rows()}
 
-    def use_statistics(self, statistics: State) -> None:
+    def use_statistics(self, statistics: Statistics) -> None:
         if "features" not in statistics:
             raise MetricError(
                 f"{self.name} needs the features themselves, the statistics have {sorted(statistics)}: "
                 "mu and sigma are enough for a Frechet distance only; give the folder of references instead"
             )
-        self._reference = self.new_store()
-        self._reference.add(statistics["features"])
+        self.use_rows(statistics["features"].float())
 
-    def compute(self) -> float | None:
-        if self._counted.count < 2 or self._reference.count < 2:
+    def reduce(self, rows: torch.Tensor) -> float | None:
+        if len(rows) < 2 or not self._reference_rows or len(self._reference_rows[0]) < 2:
             return None
-        return self.distance(self._counted.rows(), self._reference.rows())
+        references = self.reference_rows()
+        if rows.shape[1] != references.shape[1]:
+            raise MetricError(
+                f"{self.name}: {rows.shape[1]} features against {references.shape[1]}: the reference is of another "
+                "network"
+            )
+        return self.distance(rows, references)

@@ -93,6 +93,18 @@ def load_metrics(names: Iterable[str], sources: Sources | None = None, device: s
     return loaded
 
 
+PAIRED = ("psnr", "ssim", "lpips")
+"""Metrics of thg that compare with plain CFG on the same seed."""
+
+
+def pair_metric_names(names: Iterable[str]) -> list[str]:
+    """Those of the names that compare with plain CFG."""
+    own = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return [
+        name for name in names if name in PAIRED or (name in own and "pairs" in getattr(own[name].load(), "needs", ()))
+    ]
+
+
 def _makers(sources: Sources, device: str) -> dict[str, Callable[[], Metric]]:
     inception = cache(lambda: LastSeen(load_inception(sources.inception, device)))
     own = {entry.name: partial(_registered, entry, device) for entry in entry_points(group=GROUP)}

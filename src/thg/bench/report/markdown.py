@@ -40,7 +40,10 @@ def table(measured: Measured, metrics: tuple[str, ...]) -> str:
     """Markdown. `metrics`: all that were asked for, in the order of the columns."""
     rows = measured.rows
     faster = speedups(rows)
-    heads = [f"{TITLES[name]} {ARROWS.get(measured.directions.get(name, ''), '')}".strip() for name in metrics]
+    heads = [
+        f"{TITLES.get(name, name.replace('_', ' '))} {ARROWS.get(measured.directions.get(name, ''), '')}".strip()
+        for name in metrics
+    ]
     lines = [
         "| " + " | ".join(["method", "NFE", "s/sample", "speed-up", "ideal", *heads]) + " |",
         "|" + "---|" + "---:|" * (4 + len(metrics)),
@@ -71,6 +74,8 @@ def _cell(row: Row, name: str, best: float | None) -> str:
     text = _number(value, digits)
     if value is not None and best is not None and not row.is_reference and text == _number(best, digits):
         text = f"**{text}**"
+    if name in row.worst:
+        text += f" / {_number(row.worst[name], digits)}"
     return _with_published(text, row.published.get(name), name)
 
 
@@ -91,7 +96,7 @@ def _with_published(text: str, published: float | None, name: str) -> str:
 def _number(value: float | None, digits: int) -> str:
     if value is None or math.isnan(value):
         return DASH
-    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+    return f"{value:.{digits}f}"
 
 
 def _nfe(value: float | None) -> str:

@@ -8,11 +8,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from thg.bench.config import BenchConfig, parse_config
+from thg.bench.config import BenchConfig
+from thg.bench.keeping import read_picture
+from thg.bench.measuring import Measurer, Progress
+from thg.bench.pipeline import load_pipeline
 from thg.bench.report.environment import environment
 from thg.bench.report.markdown import speedups, table
-from thg.bench.report.measure import Measured, measure
-from thg.bench.store import RunFolder
+from thg.bench.report.measure import Measured, reduce_rows
+from thg.bench.shard import Shard
+from thg.bench.stages import Run, measure_samples, require_samples
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
 from thg.plots.frontier import Point, draw_frontier
@@ -21,10 +25,10 @@ from thg.plots.sheet import Column, most_different, sheet
 MOST_COLUMNS = 7
 
 
-def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
-    """Measures what is in the folder and writes the report; returns the table."""
-    folder = RunFolder(path)
-    measured = measure(config, folder, device)
+def write_report(run: Run, measurer: Measurer, device: str = "cpu") -> str:
+    """Writes the report of a run that is measured; returns the table."""
+    config, path = run.config, run.folder.path
+    measured = reduce_rows(run, measurer)
     about = environment(device)
     notes = [f"{note}." for note in measured.notes]
     try:
@@ -32,7 +36,7 @@ def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
     except MissingExtraError as error:
         frontier = False
         notes.append(f"No frontier plot: {error}.")
-    drawn = _sheet(config, folder, measured)
+    drawn = _sheet(run, measured, device)
     numbers = table(measured, config.metrics)
     write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
     text = _markdown(config, measured, about, numbers, notes, frontier, drawn)
@@ -40,11 +44,15 @@ def write_report(config: BenchConfig, path: Path, device: str = "cpu") -> str:
     return numbers
 
 
-def rebuild_report(path: Path, device: str = "cpu") -> str:
-    """The report again, from what the folder holds; generates nothing."""
-    folder = RunFolder(path)
-    stored = folder.stored_config()
-    return write_report(parse_config(stored["config"], Path(stored["base"])), path, device)
+def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = print) -> str | None:
+    """The report again, from what the store holds: measures what is missing, and samples nothing.
+
+    None where other processes are still measuring; the last of them writes the report.
+    """
+    run, shard = Run.stored(path), shard or Shard()
+    require_samples(run)
+    measurer = measure_samples(run, shard, progress)
+    return None if measurer is None else write_report(run, measurer, shard.device)
 
 
 def _points(measured: Measured) -> list[Point]:
@@ -52,28 +60,29 @@ def _points(measured: Measured) -> list[Point]:
     return [Point(row.name, row.policy, row.nfe, value) for row, value in found if row.nfe and value is not None]
 
 
-def _sheet(config: BenchConfig, folder: RunFolder, measured: Measured) -> bool:
-    if not folder.sample_path(config.reference_method.slug, 0, ".png").exists():
-        return False  # sounds
+def _sheet(run: Run, measured: Measured, device: str) -> bool:
+    config = run.config
     rows = {row.name: row for row in measured.rows if not row.left_out}
     names = [name for name in config.sheet.methods if name in rows] or list(rows)[:MOST_COLUMNS]
+    series = run.series()
     indices = [index for index in config.sheet.prompts if index < config.count]
-    if not indices:
-        return False
-    columns = []
-    for name in names:
-        slug = config.method(name).slug
-        columns.append(Column(name, f"NFE {rows[name].nfe:.0f}", [folder.read_picture(slug, i) for i in indices]))
-    records = folder.records(config.reference_method.slug, config.count)
-    prompts = {record["index"]: record["prompt"] for record in records if record["index"] in indices}
+    files = [[series[name].file(index) for index in indices] for name in names]
+    found = [path for column in files for path in column if path is not None]
+    if len(found) < len(names) * len(indices) or not found or found[0].suffix == ".wav":
+        return False  # sounds, or pictures that were not kept
+    pipe = load_pipeline(config.model, device) if found[0].suffix == ".safetensors" else None
+    columns = [
+        Column(name, f"NFE {rows[name].nfe:.0f}", [read_picture(path, pipe) for path in column if path is not None])
+        for name, column in zip(names, files, strict=True)
+    ]
     left, top, right, bottom = config.sheet.region or (0, 0, 0, 0)
     details = [
         (left, top, right, bottom) if right else most_different([column.pictures[row] for column in columns])
         for row in range(len(indices))
     ]
     buffer = BytesIO()
-    sheet([prompts[i] for i in indices], columns, details).save(buffer, "PNG")
-    write_atomically(folder.path / "sheet.png", buffer.getvalue())
+    sheet([run.prompts.prompts[i] for i in indices], columns, details).save(buffer, "PNG")
+    write_atomically(run.folder.path / "sheet.png", buffer.getvalue())
     return True
 
 
@@ -88,20 +97,11 @@ def _document(config: BenchConfig, measured: Measured, about: dict[str, str]) ->
         "environment": about,
         "seed": config.seed,
         "samples": config.count,
-        "methods": _finite(rows),
+        "methods": rows,
         "missing": dict(measured.skipped),
         "notes": measured.notes,
         "config": config.source,
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: an infinite PSNR becomes the text "inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
 
 
 def _markdown(
@@ -127,7 +127,8 @@ def _markdown(
         numbers,
         "",
         "NFE: network evaluations a sample. Speed-up: measured seconds of plain CFG over those of the method; ideal: "
-        "the same from NFE. Fidelity metrics compare with plain CFG on the same prompt and seed. Bold: best of the "
+        "the same from NFE. Fidelity metrics compare with plain CFG on the same prompt and seed: the mean, and after "
+        "the slash the mean of the worst 5 % of the samples; equal pictures count as 100 dB. Bold: best mean of the "
         "group, plain CFG aside.",
     ]
     lines += [""] if measured.skipped else []

@@ -1,0 +1,96 @@
+"""What a benchmark reads: its prompts, and the reference files that belong to them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from thg.bench.config import BenchConfig
+from thg.bench.data import DataError, hub_prompts, paired_files, read_prompts
+from thg.bench.data.references import files_below
+from thg.models import benchmark_prompts
+
+
+@dataclass(frozen=True)
+class PromptList:
+    """Prompts (more than `count` where a calibration takes them), and the digest of where they come from."""
+
+    prompts: list[str]
+    digest: str
+
+
+def load_prompts(config: BenchConfig) -> PromptList:
+    """The prompts that indices refer to; fewer than `count` is an error."""
+    source, wanted = (
+        config.prompts,
+        max([config.count, *(method.options.get("calibrate", 0) for method in config.methods)]),
+    )
+    if source.file is not None:
+        read_prompts(source.file, source.column, config.count)  # are there enough?
+        prompts = read_prompts(source.file, source.column)
+        return PromptList(prompts, _digest("\0".join(prompts)))
+    if source.dataset is not None:
+        prompts = hub_prompts(source.dataset, source.column, config.count, source.split)
+        return PromptList(prompts, _digest(f"{source.dataset}\0{source.split}\0{source.column}"))
+    # of the shipped models: the garments in turn, so that a short run sees all of them
+    shipped = [prompt for prompt, _, _ in benchmark_prompts(-(-wanted // 10))]
+    per_garment = len(shipped) // 10
+    turns = [shipped[garment * per_garment + turn] for turn in range(per_garment) for garment in range(10)]
+    if len(turns) < config.count:
+        raise DataError(f"the shipped models have {len(turns)} prompts, {config.count} were asked for")
+    return PromptList(turns, "shipped")
+
+
+@dataclass(frozen=True)
+class ReferenceFiles:
+    """The references that are there, in order, and the names of those that are not."""
+
+    paths: list[Path]
+    missing: list[str]
+    folder: Path
+
+    @property
+    def complaint(self) -> str:
+        """What is missing, in a sentence; empty when all is there."""
+        if not self.folder.is_dir():
+            return f"there is no reference folder {self.folder}"
+        if not self.missing:
+            return "" if self.paths else f"{self.folder} holds no references"
+        shown = ", ".join(self.missing[:3]) + (" ..." if len(self.missing) > 3 else "")
+        return (
+            f"{len(self.missing)} of {len(self.missing) + len(self.paths)} reference files are missing in "
+            f"{self.folder}: {shown}"
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What the rows that are measured on them depend on."""
+        sizes = "\0".join(f"{path.name} {path.stat().st_size}" for path in self.paths)
+        return {"folder": str(self.folder.resolve()), "files": _digest(sizes)}
+
+
+def reference_files(config: BenchConfig) -> ReferenceFiles | None:
+    """The files of [references]: those that belong to the prompts, or all in the folder. None without a folder."""
+    references = config.references
+    if references.folder is None:
+        return None
+    if references.file is None:
+        paths = files_below(references.folder) if references.folder.is_dir() else []
+        return ReferenceFiles(paths, [], references.folder)
+    if config.prompts.file is None:
+        raise DataError(
+            f"references.file = {references.file!r} takes columns of a prompt file; write [prompts] with file"
+        )
+    wanted = paired_files(config.prompts.file, config.prompts.column, references.file, config.count)
+    found = [(name, references.folder / name) for name in wanted]
+    there = {name for name, path in found if path.is_file()}
+    return ReferenceFiles(
+        [path for name, path in found if name in there],
+        [name for name, _ in found if name not in there],
+        references.folder,
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

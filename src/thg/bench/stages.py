@@ -1,0 +1,118 @@
+"""The stages of a benchmark: sample, measure, report. Each does this process's part of what is missing.
+
+Processes share the store and never wait for each other: whoever finds that nothing is missing writes the report, and
+that is the one that finishes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from thg.bench.address import Place
+from thg.bench.config import BenchConfig, parse_config
+from thg.bench.errors import RunFolderError
+from thg.bench.inputs import PromptList, load_prompts
+from thg.bench.measuring import Measurer
+from thg.bench.pipeline import load_pipeline
+from thg.bench.runner import Runner
+from thg.bench.shard import Shard
+from thg.bench.store import RunFolder, Series, Store
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A benchmark, the folder of its report and the store of its samples."""
+
+    config: BenchConfig
+    folder: RunFolder
+    store: Store
+    prompts: PromptList
+
+    @classmethod
+    def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> Run:
+        """A new run, or one to go on with. store: by default `store` beside the folder, which other runs share."""
+        return cls(config, RunFolder(folder), Store(store or folder.absolute().parent / "store"), load_prompts(config))
+
+    @classmethod
+    def stored(cls, folder: Path) -> Run:
+        """The run of a folder."""
+        stored = RunFolder(folder).stored()
+        config = parse_config(stored["config"], Path(stored["base"]))
+        return cls(config, RunFolder(folder), Store(Path(stored["store"])), load_prompts(config))
+
+    def open(self) -> None:
+        config = self.config
+        self.folder.open(config.source, config.identity(), config.base, self.store.path)
+
+    def place(self, name: str) -> Place:
+        return Place(self.store, self.config, self.config.method(name), self.prompts.digest)
+
+    def series(self) -> dict[str, Series]:
+        """The series of every method that is prepared and not left out, by name; the reference first."""
+        reference = self.config.reference_method.name
+        names = sorted((method.name for method in self.config.methods), key=lambda name: name != reference)
+        found = {name: self.place(name).series for name in names}
+        return {name: series for name, series in found.items() if series is not None}
+
+    def missing_samples(self) -> int:
+        """How many samples are still to be made, left-out methods aside."""
+        left = 0
+        for method in self.config.methods:
+            place = self.place(method.name)
+            if not place.left_out:
+                done = place.series.done() if place.series else set()
+                left += sum(index not in done for index in range(self.config.count))
+        return left
+
+
+def make_samples(run: Run, shard: Shard, progress: Progress) -> None:
+    """This process's part of the samples."""
+    runner = Runner(run.config, run.store, run.prompts, shard, progress)
+    if runner.missing_batches():
+        runner.load()
+    run.open()
+    runner.run()
+
+
+def measure_samples(run: Run, shard: Shard, progress: Progress) -> Measurer | None:
+    """This process's part of the measurements; the metrics if nothing is missing any more, None otherwise."""
+    series = run.series()
+    reference = series.get(run.config.reference_method.name)
+    record = reference.any_record() if reference else None
+    if reference is None or record is None:
+        return None  # other processes have not got that far
+    measurer = Measurer(run.config, run.store, shard.device)
+    measurer.leave_out(sounds=record.get("rate") is not None)
+    measurer.measure_references(shard, progress)
+    pipe = load_pipeline(run.config.model, shard.device) if _has_latents(reference) else None
+    measurer.measure_samples(list(series.values()), reference, run.prompts.prompts, shard, progress, pipe)
+    return None if run.missing_samples() or not complete(run, measurer) else measurer
+
+
+def complete(run: Run, measurer: Measurer) -> bool:
+    """Is everything measured that can be? What was not kept cannot."""
+    if measurer.missing_references():
+        return False
+    series = run.series()
+    reference = series[run.config.reference_method.name]
+    for each in series.values():
+        for left in measurer.missing(each, reference, each.key == reference.key).values():
+            if any(each.file(index) is not None for index in left):
+                return False
+    return True
+
+
+def require_samples(run: Run) -> None:
+    if left := run.missing_samples():
+        raise RunFolderError(
+            f"{left} samples are missing in {run.store.path}: run thg bench again, it goes on from there"
+        )
+
+
+def _has_latents(series: Series) -> bool:
+    path = next((path for index in series.done() if (path := series.file(index))), None)
+    return path is not None and path.suffix == ".safetensors"
