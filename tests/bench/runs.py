@@ -45,8 +45,11 @@ def save_model(folder: Path) -> Path:
     return folder / "model"
 
 
-def save_sound_model(folder: Path) -> Path:
-    """A tiny AudioLDM 2 with all of its text encoders. Returns its folder."""
+def save_sound_model(folder: Path, upsampling: tuple[int, ...] = (2, 2)) -> Path:
+    """A tiny AudioLDM 2 with all of its text encoders. Returns its folder.
+
+    upsampling: of the vocoder, in several steps; 160 in all, as the real one has, makes long sounds cheap.
+    """
     torch.manual_seed(0)
     clap = save_clap(folder / "clap")
     letters = [(letter, -2.0) for letter in string.ascii_lowercase]
@@ -70,9 +73,9 @@ def save_sound_model(folder: Path) -> Path:
     vocoder = SpeechT5HifiGanConfig(
         model_in_dim=16,
         sampling_rate=16_000,
-        upsample_initial_channel=4,
-        upsample_rates=[2, 2],
-        upsample_kernel_sizes=[4, 4],
+        upsample_initial_channel=2 ** len(upsampling),
+        upsample_rates=list(upsampling),
+        upsample_kernel_sizes=[2 * rate + rate % 2 for rate in upsampling],
         resblock_kernel_sizes=[3],
         resblock_dilation_sizes=[[1]],
     )

@@ -1,0 +1,194 @@
+"""The paper's tables in small, from samples to figures, in two processes that are killed in each stage.
+
+    python -m tests.bench.rehearsal                      # every table
+    python -m tests.bench.rehearsal sd35_large           # one
+
+Each configuration in benchmarks/ is made small (tiny pipelines of the same classes saved to disk, a few prompts, pictures
+and sounds made for the purpose as references) and run by torchrun. One worker is killed with SIGKILL as soon as samples,
+measurements and figures appear; the same command goes on. In the end there must be a table, and the samples must be
+those of one process, byte for byte.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from tests.bench.runs import save_model, save_sound_model
+from tests.bench.tiny_models import save_clap, save_clip
+from tests.calibrate.pipelines import stable_diffusion_3
+from thg.bench.config import load_config, parse_config
+from thg.bench.metrics.vggish import VGGish
+from thg.bench.shard import Shard
+from thg.bench.stages import Run, make_samples
+from thg.media import wav_bytes
+
+TABLES = Path(__file__).parents[2] / "benchmarks"
+COUNT, BATCH, PATIENCE = 4, 2, 600
+STAGES = {  # a file that appears in each
+    "samples": "store/series/*/samples/*.json",
+    "measurements": "store/*/*/measured/*/*.safetensors",
+    "figures": "run/frontier.png",
+}
+
+
+def prepare(home: Path) -> None:
+    """Models, prompts, references and networks for all tables."""
+    torch.set_num_threads(1)
+    save_model(home)
+    stable_diffusion_3().save_pretrained(home / "flow")
+    save_sound_model(home, upsampling=(8, 5, 4))
+    save_clip(home / "clip")
+    save_clap(home / "clap-score")
+    torch.manual_seed(0)
+    save_file(VGGish(hidden=4).state_dict(), home / "vggish.safetensors")
+    generator = np.random.default_rng(0)
+    (home / "pictures").mkdir()
+    (home / "sounds").mkdir()
+    rows = ["caption,file"]
+    for number, prompt in enumerate((home / "prompts.txt").read_text().splitlines()):
+        rows.append(f'"{prompt}",{number:03}')
+        height, width = generator.integers(24, 40, 2)
+        pixels = generator.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(home / "pictures" / f"{number:03}.png")
+        (home / "sounds" / f"{number:03}.wav").write_bytes(wav_bytes(generator.normal(0, 0.1, 20_000), 16_000))
+    (home / "pairs.csv").write_text("\n".join(rows) + "\n")
+
+
+def small(table: Path, home: Path) -> dict:
+    """The values of a table's configuration, for the tiny models; each policy once."""
+    values = tomllib.loads(table.read_text())
+    source = values["model"].get("source", "")
+    kind = "sound" if "audio" in source else "flow" if "3.5" in source or "medium" in source else "model"
+    model = {"source": str(home / kind)}
+    if "scheduler" in values["model"]:
+        model |= {k: values["model"][k] for k in ("scheduler", "scheduler_options") if k in values["model"]}
+    if kind == "flow":
+        model["leave_out"] = ["text_encoder_3", "tokenizer_3"]
+    if kind == "sound":
+        model["call"] = {"audio_length_in_s": 1.0}
+    methods, seen = [], set()
+    for method in values["methods"]:
+        if method["policy"] not in seen or method["name"] == values.get("reference"):
+            seen.add(method["policy"])
+            methods.append({**method, "calibrate": 2} if "calibrate" in method else method)
+    folder = "sounds" if kind == "sound" else "pictures"
+    return {
+        **{key: values[key] for key in ("title", "steps", "guidance_scale", "metrics")},
+        **({"reference": values["reference"]} if "reference" in values else {}),
+        "count": COUNT,
+        "batch_size": BATCH,
+        "model": model,
+        "prompts": {"file": str(home / "pairs.csv"), "column": "caption"},
+        "references": {
+            "folder": str(home / folder),
+            "file": "{file}.wav" if kind == "sound" else "{file}.png",
+        },
+        "networks": {
+            "clip_score": str(home / "clip"),
+            "cmmd": str(home / "clip"),
+            "vggish": str(home / "vggish.safetensors"),
+            "clap_score": str(home / "clap-score"),
+        },
+        "methods": methods,
+    }
+
+
+def toml(values: dict) -> str:
+    """Enough TOML for these values."""
+    lines = [f"{key} = {_value(value)}" for key, value in values.items() if key != "methods"]
+    for method in values["methods"]:
+        lines += ["[[methods]]", *(f"{key} = {_value(value)}" for key, value in method.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
+
+
+def launch(folder: Path) -> subprocess.Popen:
+    """Two processes of thg bench on the configuration in a folder."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += ["-m", "thg", "bench", "--config", str(folder / "bench.toml"), "--out", str(folder / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """The processes that run thg itself, below the launcher."""
+    found = psutil.Process(launcher.pid).children(recursive=True)
+    return [child for child in found if "thg" in child.cmdline() and "bench" in child.cmdline()]
+
+
+def kill_in(stage: str, folder: Path) -> bool:
+    """Starts the run and kills a worker when the stage has made something new; False if the run was quicker."""
+    before = len(list(folder.glob(STAGES[stage])))
+    launcher, give_up = launch(folder), time.monotonic() + PATIENCE
+    while len(list(folder.glob(STAGES[stage]))) <= before and launcher.poll() is None:
+        assert time.monotonic() < give_up, f"nothing new in {stage}"
+        time.sleep(0.01)
+    running = workers(launcher) if launcher.poll() is None else []
+    if running:
+        os.kill(running[-1].pid, signal.SIGKILL)
+    launcher.communicate(timeout=PATIENCE)
+    return bool(running) and launcher.returncode != 0
+
+
+def finish(folder: Path) -> str:
+    """The run to its end; what it printed."""
+    launcher = launch(folder)
+    out, error = launcher.communicate(timeout=PATIENCE)
+    assert launcher.returncode == 0, error[-3000:]
+    return out
+
+
+def samples_of(run: Run) -> dict[str, bytes]:
+    return {
+        f"{name}/{file.name}": file.read_bytes()
+        for name, series in run.series().items()
+        for file in (series.path / "samples").iterdir()
+    }
+
+
+def rehearse(table: Path, home: Path) -> str:
+    """One table; returns what was killed and the table."""
+    folder = home / table.stem
+    folder.mkdir()
+    (folder / "bench.toml").write_text(toml(small(table, home)))
+    config = load_config(folder / "bench.toml")
+    killed = {stage: kill_in(stage, folder) for stage in STAGES}
+    out = finish(folder)
+    assert (folder / "run" / "report.md").exists()
+    whole = Run.start(parse_config(config.source, config.base), folder / "whole", folder / "whole" / "store")
+    make_samples(whole, Shard(), lambda text: None)
+    assert samples_of(whole) == samples_of(Run.stored(folder / "run"))
+    return f"{table.stem}: killed in {', '.join(stage for stage, done in killed.items() if done)}\n{out}"
+
+
+def main() -> None:
+    tables = [path for path in sorted(TABLES.glob("*.toml")) if "shipped" not in path.stem]
+    if chosen := sys.argv[1:]:
+        tables = [path for path in tables if path.stem in chosen]
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place)
+        prepare(home)
+        for table in tables:
+            began = time.monotonic()
+            print(rehearse(table, home), f"({time.monotonic() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
