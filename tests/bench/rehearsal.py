@@ -3,10 +3,10 @@
     python -m tests.bench.rehearsal                      # every table
     python -m tests.bench.rehearsal sd35_large           # one
 
-Each configuration in benchmarks/ is made small (tiny pipelines of the same classes saved to disk, a few prompts, pictures
-and sounds made for the purpose as references) and run by torchrun. One worker is killed with SIGKILL as soon as samples,
-measurements and figures appear; the same command goes on. In the end there must be a table, and the samples must be
-those of one process, byte for byte.
+Each configuration in benchmarks/ is made small (tiny pipelines of the same classes saved to disk, a few prompts,
+pictures and sounds made for the purpose as references) and run by torchrun. One worker is killed with SIGKILL as soon
+as samples, measurements and figures appear; the same command goes on. In the end there must be a table, and the samples
+must be those of one process, byte for byte.
 """
 
 import json

@@ -1,84 +1,65 @@
-"""Several processes: `accelerate launch` with one of two killed in the middle, and the same bytes in the end."""
+"""Several processes on one store: killed in the middle of sampling and of measuring, and the same bytes in the end."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
-import psutil
 import pytest
+from PIL import Image
 
-pytest.importorskip("accelerate", reason="the launcher belongs to accelerate")
+from tests.bench import rehearsal
+from tests.bench.runs import config_in, pictures, quietly, save_model, values
+from thg.bench.stages import Run
 
-from tests.bench.runs import pictures, quietly, save_model, values
-from thg.bench.config import load_config
-from thg.bench.report.measure import missing_samples
-from thg.bench.store import RunFolder
-
-COUNT = 16
-STEPS = 16
-PATIENCE = 600
+COUNT, STEPS, REFERENCES = 2, 12, 1500
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
+    """One batch for two processes, a method that is calibrated, and many references."""
     folder = tmp_path_factory.mktemp("scale")
     save_model(folder)
-    given = values(count=COUNT, steps=STEPS, batch_size=2)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in given.items() if not isinstance(value, dict | list)]
-    lines += ['metrics = ["psnr"]', "[model]", f'source = "{folder}/model"', "[prompts]", 'file = "prompts.txt"']
-    lines += ["[[methods]]", 'name = "CFG"', 'policy = "cfg"']
-    lines += ["[[methods]]", 'name = "CFG-Cache"', 'policy = "cfg-cache"', f"nfe = {STEPS + 8}"]
-    (folder / "bench.toml").write_text("\n".join(lines))
+    (folder / "references").mkdir()
+    for number in range(REFERENCES):
+        Image.new("L", (32, 32), number % 256).save(folder / "references" / f"{number}.png")
+    methods = [
+        {"name": "CFG", "policy": "cfg"},
+        {"name": "THG", "policy": "thg", "rho": 1.1, "calibrate": 4},
+        {"name": "thg uniform", "policy": "uniform", "nfe": STEPS + 6},
+    ]
+    given = values(
+        count=COUNT,
+        steps=STEPS,
+        batch_size=COUNT,
+        metrics=["psnr", "judge_frechet"],
+        model={"source": str(folder / "model"), "call": {"height": 32, "width": 32}},
+        references={"folder": "references"},
+        methods=methods,
+    )
+    (folder / "bench.toml").write_text(rehearsal.toml(given))
     return folder
 
 
-def launch(home, path):
-    """`accelerate launch`, with two processes also where there are no two GPUs (it is what --multi_gpu does)."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command += ["-m", "thg", "bench", "--config", str(home / "bench.toml"), "--out", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def workers(process):
-    """The processes that run thg itself, below the launcher."""
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        words = child.cmdline()
-        if "thg" in words and "bench" in words and "accelerate.commands.launch" not in words:
-            found.append(child)
-    return found
-
-
-def done(path):
-    return len(list((path / "samples").rglob("*.json"))) if (path / "samples").exists() else 0
-
-
 @pytest.mark.slow
-def test_two_processes_one_killed_in_the_middle_end_with_the_bytes_of_one(home):
-    path = home / "two"
-    process = launch(home, path)
-    give_up = time.monotonic() + PATIENCE
-    while done(path) < 6 and process.poll() is None and time.monotonic() < give_up:
-        time.sleep(0.02)
-    assert process.poll() is None, process.communicate()[1][-2000:]
-    victims = workers(process)
-    assert len(victims) == 2
-    os.kill(victims[0].pid, signal.SIGKILL)
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode != 0
-    config = load_config(home / "bench.toml")
-    assert 0 < missing_samples(config, RunFolder(path)) < 2 * COUNT
-    assert not (path / "report.md").exists()
-
-    again = launch(home, path)
-    out, error = again.communicate(timeout=PATIENCE)
-    assert again.returncode == 0, error[-2000:]
-    assert "| CFG-Cache |" in out
-    quietly(config, home / "one")
-    assert pictures(path) == pictures(home / "one")
-    assert (path / "report.md").exists()
+def test_two_processes_killed_while_they_sample_and_while_they_measure_end_with_the_bytes_of_one(home):
+    """There are fewer batches than processes: one has nothing to sample, and must not wait for the other."""
+    samples, measured = home / "store" / "series", home / "store" / "references"
+    for stage, folder, pattern in (("sampling", samples, "*/samples/*.json"), ("measuring", measured, "*/*/*/*.saf*")):
+        launcher = rehearsal.launch(home)
+        give_up = time.monotonic() + rehearsal.PATIENCE
+        while not list(folder.glob(pattern)):
+            assert launcher.poll() is None, launcher.communicate()[1][-2000:]
+            assert time.monotonic() < give_up, f"two processes hang before {stage}"
+            time.sleep(0.005)
+        for worker in rehearsal.workers(launcher):
+            os.kill(worker.pid, signal.SIGKILL)
+        launcher.communicate(timeout=rehearsal.PATIENCE)
+        assert launcher.returncode != 0
+        assert not (home / "run" / "report.md").exists()
+    out = rehearsal.finish(home)
+    assert "| THG |" in out
+    run = Run.stored(home / "run")
+    assert not run.missing_samples()
+    assert (home / "run" / "sheet.png").exists()
+    quietly(config_in(home, **{**run.config.source, "references": {}}), home / "one")
+    assert pictures(home / "run") == pictures(home / "one")

@@ -83,11 +83,12 @@ class Measurer:
         return "-".join([*parts, reference.key[:8]] if "pairs" in metric.needs else parts)
 
     def measure(self, measures: Sequence[Measure], series: Series, indices: Sequence[int], batch: Batch) -> None:
-        """Measures a batch and keeps the rows."""
+        """Measures a batch and keeps the rows. Pairs are compared as floats, all else as it is stored."""
+        stored = batch.as_stored()
         for measure in measures:
-            if batch.references is None and "pairs" in measure.metric.needs:
-                continue
-            series.measured(measure.rows).add(indices, measure.metric.measure(batch))
+            pairs = "pairs" in measure.metric.needs
+            if not (pairs and batch.references is None):
+                series.measured(measure.rows).add(indices, measure.metric.measure(batch if pairs else stored))
 
     def missing(self, series: Series, reference: Series, is_reference: bool) -> dict[str, set[int]]:
         """The samples, by the name of the rows, that are still to be measured."""

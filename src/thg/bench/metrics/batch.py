@@ -58,6 +58,15 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def as_stored(self) -> Batch:
+        """The samples as a reader of their files sees them: bytes, or sounds of 16 bits. Without references."""
+        stacked = self._stacked()
+        if self.sample_rate is not None:
+            stacked = (stacked.clamp(-1, 1) * 32767).round() / 32768
+        elif stacked.dtype != torch.uint8:
+            stacked = (_as_floats(stacked) * 255).round().to(torch.uint8)
+        return Batch(stacked, self.prompts, None, self.sample_rate)
+
     def singles(self) -> Iterator[Batch]:
         """Each sample as a batch of its own."""
         for number, sample in enumerate(self.samples):
