@@ -21,6 +21,7 @@ from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache
 from thg.bench.methods.policy import Policy
 from thg.bench.methods.tables import MethodTable, guided, outside
 from thg.bench.strict import FilePath, Wholes, nearest
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
@@ -109,7 +110,15 @@ class TaperedTable(MethodTable):
 
     def made(self, steps: int) -> Policy:
         planner = tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)
-        return Guided(Planned(planner), "thg: the default, grid densest at the ends, linear prediction of the hare")
+        return Guided(Planned(planner), "thg: grid densest at the ends, linear prediction of the hare")
+
+
+class WithinTable(MethodTable):
+    error: float = Field(default=DEFAULT_ERROR, gt=0, lt=1)
+
+    def made(self, steps: int) -> Policy:
+        paper = f"thg: the default, the evaluations that keep results within {self.error:.1%} of plain CFG's"
+        return Guided(Planned(within(self.error)), paper)
 
 
 class ProfileTable(ProfiledTable):
@@ -135,6 +144,7 @@ BUILT_IN: dict[str, type[MethodTable]] = {
     "thg": PaperTable,
     "uniform": UniformTable,
     "tapered": TaperedTable,
+    "within": WithinTable,
     "profile": ProfileTable,
     "deepcache": outside(DeepCache),
     "fastercache": outside(FasterCache),
