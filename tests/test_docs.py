@@ -160,7 +160,7 @@ def commands(text: str) -> list[str]:
     """The lines of shell blocks that run thg."""
     blocks = [body for language, body in FENCE.findall(text) if language in ("", "sh", "bash")]
     lines = [line.strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if re.match(r"(thg|accelerate launch .* -m thg) ", line)]
+    return [line for line in lines if re.match(r"(thg|(accelerate launch|torchrun) .* -m thg)( |$)", line)]
 
 
 def test_the_configuration_that_is_shown_is_valid():

@@ -41,7 +41,7 @@ def installed(tmp_path, monkeypatch):
     info = tmp_path / "foreign_methods-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-methods\nVersion: 1.0\n")
-    points = ["[thg.methods]", "sparse = foreign_methods:Sparse", "[thg.metrics]"]
+    points = ["[thg.bench.methods]", "sparse = foreign_methods:Sparse", "[thg.bench.metrics]"]
     (info / "entry_points.txt").write_text("\n".join([*points, "brightness = foreign_methods:Brightness", ""]))
     monkeypatch.syspath_prepend(str(tmp_path))
     methods.cache_clear()

@@ -51,7 +51,9 @@ def test_two_processes_killed_while_they_sample_and_while_they_measure_end_with_
             assert launcher.poll() is None, launcher.communicate()[1][-2000:]
             assert time.monotonic() < give_up, f"two processes hang before {stage}"
             time.sleep(0.005)
-        for worker in rehearsal.workers(launcher):
+        workers = rehearsal.workers(launcher)
+        assert len(workers) == 2  # what the documentation's command promises, also without a GPU
+        for worker in workers:
             os.kill(worker.pid, signal.SIGKILL)
         launcher.communicate(timeout=rehearsal.PATIENCE)
         assert launcher.returncode != 0

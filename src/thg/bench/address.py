@@ -53,7 +53,9 @@ class Place:
         prepared = self.prepared
         if "left_out" in prepared or (self.method.policy.needs_preparation and not prepared):
             return None
-        return self.store.series({**self._what, "prepared": prepared})
+        plan = self.method.policy.plan_of(prepared)
+        how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": prepared}
+        return self.store.series({**self._what, **how})
 
 
 def _model(model: Model) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from thg.bench.config import SHIPPED_CONFIG, load_config, override
+from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
 from thg.bench.inputs import reference_files
 from thg.bench.measuring import Measurer
 from thg.bench.report import write_report
@@ -60,6 +60,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def evaluations(config: BenchConfig) -> int:
+    """Of a whole run, as far as they are known before; plain CFG's where they are not."""
+    each = [
+        method.policy.budget(method.steps, method.guidance_scale)
+        or method.options.get("nfe")
+        or method.published.get("nfe")
+        or 2 * method.steps
+        for method in config.methods
+    ]
+    return round(config.count * sum(each))
+
+
 def _check(benchmark: Run) -> int:
     """Says what is there and what is missing, before anything runs."""
     config = benchmark.config
@@ -67,6 +79,7 @@ def _check(benchmark: Run) -> int:
     print(
         f"{len(benchmark.prompts.prompts)} prompts, {config.count} of them sampled with {len(config.methods)} methods"
     )
+    print(f"about {evaluations(config) / 1e6:.3g} million network evaluations in all")
     references = reference_files(config)
     if references is not None:
         missing += [references.complaint] if references.complaint else []

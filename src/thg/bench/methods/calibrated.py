@@ -46,6 +46,9 @@ class Calibrated(Policy):
             return self._from_file(steps, guidance_scale).nfe
         return None
 
+    def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
+        return Plan.from_dict(prepared["plan"]) if "plan" in prepared else None
+
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
         if "plan" in known:
             return replace(self, plan=Plan.from_dict(known["plan"])), dict(known)

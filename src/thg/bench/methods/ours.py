@@ -5,7 +5,7 @@ Plain CFG runs on the pipeline as it is, so that no rival is compared with somet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from thg.adapter import enabled, summary
 from thg.bench.methods.counting import counted_rows
 from thg.bench.methods.policy import Counted, Policy
 from thg.plans.guide import GuideMaker, Run
+from thg.plans.plan import Plan
+from thg.plans.planners import Fixed, Planned
 
 
 class PlainCFG(Policy):
@@ -40,6 +42,10 @@ class Guided(Policy):
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         guide = self.maker.guide(Run.of(steps, guidance_scale))
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
+
+    def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
+        planner = self.maker.planner if isinstance(self.maker, Planned) else None
+        return planner.value if isinstance(planner, Fixed) else None
 
     @contextmanager
     def applied(self, pipe: Any) -> Iterator[Counted]:

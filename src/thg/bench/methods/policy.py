@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thg.errors import PlanError
+from thg.plans.plan import Plan
 
 Counted = Callable[[int], list[float]]
 """After a run: the evaluations of each of so many samples."""
@@ -54,6 +55,10 @@ class Policy(ABC):
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         """Evaluations a sample, or None where only the run can tell. Raises PlanError if they make no sense."""
+        return None
+
+    def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
+        """The plan that it follows, where that is all that makes its samples. prepared: what `prepare` has measured."""
         return None
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The methods by the names that a configuration uses for their policies.
 
-Own methods are found by entry points of the group `thg.methods`: a dataclass with `guide(run)`, or a `MethodTable`.
+Own methods are found by entry points of the group `thg.bench.methods`: a dataclass with `guide(run)`, or a `MethodTable`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
 
-GROUP = "thg.methods"
+GROUP = "thg.bench.methods"
 """Of entry points."""
 
 

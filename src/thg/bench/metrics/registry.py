@@ -1,6 +1,6 @@
 """Metrics by name: what can be measured here is made ready, what cannot is named together with the reason.
 
-Own metrics are found by entry points of the group `thg.metrics`: a `Metric` class, or a function that makes one; with a
+Own metrics are found by entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that makes one; with a
 parameter `device` it is told where to run.
 """
 
@@ -29,7 +29,7 @@ from thg.errors import MissingExtraError
 from thg.models.judge import JUDGE_PATH
 from thg.models.judge import Judge as ShippedJudge
 
-GROUP = "thg.metrics"
+GROUP = "thg.bench.metrics"
 """Of entry points."""
 
 
