@@ -1,6 +1,7 @@
 """The methods by the names that a configuration uses for their policies.
 
-Own methods are found by entry points of the group `thg.bench.methods`: a dataclass with `guide(run)`, or a `MethodTable`.
+Own methods are found by entry points of the group `thg.bench.methods`: a dataclass with `guide(run)`, or a
+`MethodTable`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Metrics by name: what can be measured here is made ready, what cannot is named together with the reason.
 
-Own metrics are found by entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that makes one; with a
-parameter `device` it is told where to run.
+Own metrics are found by entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that makes one;
+with a parameter `device` it is told where to run.
 """
 
 from __future__ import annotations
