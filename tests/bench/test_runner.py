@@ -260,6 +260,7 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_with_an_error(home, whole):
     quietly(config, path)
     sample_file(path, "thg-uniform/000003.json").unlink()
     runner = Runner(config, Store(path / "store"), run_in(config, path).prompts, Shard(), silent)
+    runner.load()
     with files_of_at_most(60), pytest.raises(OSError, match="too large"):
         runner.run()
     assert not list(path.rglob("*.part"))
