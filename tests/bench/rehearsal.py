@@ -159,7 +159,7 @@ def samples_of(run: Run) -> dict[str, bytes]:
     return {
         f"{name}/{file.name}": file.read_bytes()
         for name, series in run.series().items()
-        for file in (series.path / "samples").iterdir()
+        for file in (series.path / "samples").glob("[0-9]*")  # a kill may leave a hidden file
     }
 
 

@@ -165,7 +165,7 @@ def _files(path: Path, suffix: str) -> dict[str, bytes]:
     return {
         f"{run.config.method(name).slug}/{file.name}": file.read_bytes()
         for name, series in run.series().items()
-        for file in sorted((series.path / "samples").glob(f"*{suffix}"))
+        for file in sorted((series.path / "samples").glob(f"[0-9]*{suffix}"))  # a kill may leave a hidden file
     }
 
 

@@ -80,7 +80,7 @@ class Series:
 
     def seconds_per_sample(self) -> float | None:
         """The mean over all batches that were timed."""
-        timings = [read_json(path) or {} for path in sorted((self.path / "timings").glob("*.json"))]
+        timings = [read_json(path) or {} for path in sorted((self.path / "timings").glob("[0-9]*.json"))]
         samples = sum(timing.get("count", 0) for timing in timings)
         return math.fsum(timing.get("seconds", 0.0) for timing in timings) / samples if samples else None
 
