@@ -60,7 +60,7 @@ class NoiseGrid:
     def midpoint_weights(self, step: int) -> tuple[float, float]:
         """(p, q): the state at the midpoint of a step is p * (state at its start) + q * (state at its end).
 
-        A first-order step holds the output, so the states on its way lie on a line: in sigma for the flow state
+        A first-order step holds the output, so the states along it lie on a line: in sigma for the flow state
         (1-s) x0 + s eps, and the network of any other model sees that state divided by hypot(s, 1-s).
         """
         start, middle, end = self.noise[step], self.middle[step], self.noise[step + 1]

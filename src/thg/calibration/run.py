@@ -189,7 +189,7 @@ class _Work:
         return states
 
     def _run(self, samples: Sequence[int], guide: Callable[[Run], Guide]) -> Any:
-        """One run with plain CFG under the eyes of a guide."""
+        """One run with plain CFG and a guide that measures."""
         maker = _Maker(guide)
         self.subject.run(samples, maker)
         if maker.made is None:

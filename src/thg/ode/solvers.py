@@ -1,8 +1,8 @@
 """Solvers of the diffusion ODE, as coefficients: `x_s = a x_t + sum_k b_k m_k` for any t -> s and any history.
 
-A solver is data and one function that gives a and b. `observe` and `advance` apply any of them to a `Track`, one
-equation on its way: the whole state, or the tortoise's or the hare's share of it. All of it is linear, so a solver does
-to a sum what it does to the parts; that is what lets Algorithm 1 split the equation.
+A solver is data and one function that gives a and b. `observe` and `advance` apply any of them to a `Track`, the state
+and history of one equation: the whole state, or the tortoise's or the hare's share of it. Solvers are linear: the
+result for a sum is the sum of the results for its parts, which is why Algorithm 1 can split the equation.
 
 Most people take `ddim()`, `euler()` or what `solver_like(scheduler)` says.
 """
@@ -45,7 +45,7 @@ class Solver(Protocol):
         """a and b of the step from path[-1] to target; b is for the outputs at the last nodes of path, oldest first."""
 
 
-# -- one equation on its way
+# -- state and history of one equation
 
 
 Value = TypeVar("Value", Tensor, float)
@@ -203,8 +203,8 @@ class DPMSolver2:
         if not self.singlestep:
             slope = self._slope_weight(here, target, b, before)
             return a, (slope, b - slope)
-        # From `before`: x_s = a x_before + (b - slope) m_before + slope m_here. The state at `before` is had back from
-        # the first step of the pair, x_here = a1 x_before + b1 m_before.
+        # From `before`: x_s = a x_before + (b - slope) m_before + slope m_here. The state at `before` follows from the
+        # first step of the pair, x_here = a1 x_before + b1 m_before.
         a, b = express(before, kind, (target.alpha, target.sigma))
         a1, b1 = express(before, kind, (here.alpha, here.sigma))
         slope = self._slope_weight(before, target, b, here)
