@@ -76,7 +76,7 @@ def load(args: argparse.Namespace) -> Model:
         (f"pipe = thg.shipped_pipeline({args.model!r}{arguments})",),
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
-        batch=MAX_BATCH,  # one small picture does not fill even a CPU core, and half of it takes nearly as long
+        batch=MAX_BATCH,  # small pictures: several at a time use the device better
         examples=EXAMPLE_PROMPTS,
         call=DEFAULT_CALL[args.model],
         profile=profile,
