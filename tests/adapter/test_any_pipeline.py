@@ -12,6 +12,7 @@ from torch import Tensor
 import thg
 from tests.adapter import own_pipelines as own
 from thg.adapter import lesson
+from thg.adapter.ahead import same_arguments
 
 WORDS = ["a dark ankle boot", "a pale dress"]
 STEPS, W = 8, 5.0
@@ -116,6 +117,14 @@ def test_a_formula_that_is_not_linear_runs_as_plain_cfg(known, noise):
             assert summary.note.startswith("this run was plain CFG: no combination of its network outputs")
             assert summary.nfe == summary.cfg_nfe == 2 * STEPS
             assert summary.finished
+
+
+def test_the_same_part_of_a_tensor_is_the_same_argument():
+    with torch.no_grad():
+        text = torch.randn(4, 3)
+        assert same_arguments({"text": text[1:2]}, {"text": text[1:2]})
+        assert not same_arguments(text[1:2], text[2:3])
+        assert not same_arguments(text[1:2], text[1:2].clone())
 
 
 @pytest.mark.parametrize("learned_before", [False, True])

@@ -111,6 +111,14 @@ _register(Batched(branches=("cond", "uncond"), explained=False), "AceStepPipelin
 _register(Batched(explained=False), "LTX2InContextPipeline")
 _register(Sequential(explained=False), "CosmosTextToWorldPipeline CosmosVideoToWorldPipeline LongCatAudioDiTPipeline")
 _register(Sequential(rescales=True, explained=False), "Cosmos2VideoToWorldPipeline")
+# They step with copies of their scheduler, one for each frame.
+_register(
+    Sequential(explained=False),
+    """
+    SkyReelsV2DiffusionForcingPipeline SkyReelsV2DiffusionForcingImageToVideoPipeline
+    SkyReelsV2DiffusionForcingVideoToVideoPipeline
+    """,
+)
 # The first run shall know already that the corrector does not fit.
 _register(Sequential(rescales=True), "Cosmos2TextToImagePipeline")
 # With random weights, as in tests, the prompt has no effect on these: both branches give the same output.

@@ -240,6 +240,8 @@ class PipelineRun:
                 f"{self.calls_outside} network calls came from another thread or task than the run and ran with all "
                 "branches; thg follows the thread that calls the pipeline"
             )
+        if self.sections and self._lesson.layout is None and self._rows_to_count and not self.failed:
+            return "its layout could not be learned: no step of its scheduler was seen"
         if not self.sections and not self.failed:
             return "no network call of this run was seen"
         return ""
