@@ -38,7 +38,9 @@ class DryRun:
     def run(self) -> tuple[Calls, Run]:
         """The calls of the denoiser and the run that they make; a ScheduleError says why they cannot be known."""
         calls, scale = self._calls(), self._guidance_scale()
-        if calls.response is not None and scale is not None and scale != 1:
+        if scale == 1:
+            calls = replace(calls, response=None, no_response="at scale 1 there is no guidance")
+        if calls.response is not None and scale is not None:
             matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
             calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
         return calls, calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
