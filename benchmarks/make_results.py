@@ -19,6 +19,7 @@ COMMANDS = {
     "eps": ["-m", "thg", "bench", "--out", str(RUNS / "eps")],
     "flow": ["-m", "thg", "bench", "--config", str(HERE / "shipped_flow.toml"), "--out", str(RUNS / "flow")],
     "enable": [str(HERE / "bench_enable.py"), "--out", str(RUNS / "enable")],
+    "beyond": [str(HERE / "beyond_twice.py"), "--out", str(RUNS / "beyond")],
     "harness": [str(HERE / "bench_harness.py"), "--out", str(RUNS / "harness")],
 }
 HEAD = """# Results

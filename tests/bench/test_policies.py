@@ -25,7 +25,7 @@ from thg.bench.methods.calibrated import Calibrated
 from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT, weigh_frequencies
 from thg.bench.methods.counting import counted_work
 from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
-from thg.bench.methods.ours import Guided, PlainCFG
+from thg.bench.methods.ours import BothLeap, Guided, PlainCFG
 from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
 from thg.bench.methods.policy import Pilot
 from thg.errors import PlanError, UnsupportedPipelineError
@@ -312,6 +312,29 @@ def test_deep_cache_is_run_counted_and_removed(pipe):
     before = sample(pipe)
     assert not torch.equal(sample_under(pipe, ready)[0], before)
     assert torch.equal(sample(pipe), before)
+
+
+def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
+    pytest.importorskip("DeepCache")
+    nfe = STEPS + 2
+    alone, together = DeepCache(interval=2), DeepCache(interval=2, thg=nfe)
+    cost, least = (program.prepare(pilot_of(pipe), {})[1]["nfe"] for program in (alone, together))
+    assert least < min(cost, nfe)
+    before = sample(pipe)
+    sample_under(pipe, together.prepare(pilot_of(pipe), {"nfe": least})[0])
+    assert torch.equal(sample(pipe), before)
+
+
+def test_leaps_of_both_branches_are_counted(pipe):
+    policy = Guided(BothLeap(thg=2 * STEPS - STEPS // 2, every=4))
+    assert policy.budget(STEPS, 5.0) is None
+    with policy.applied(pipe) as evaluations, counted_work(pipe) as work:
+        sample(pipe)
+        (cost, *_) = evaluations(len(PROMPTS))
+    with counted_work(pipe) as plain:
+        sample(pipe)
+    assert cost == pytest.approx(2 * STEPS * work.count / plain.count)
+    assert cost < 2 * STEPS - STEPS // 2
 
 
 def test_cache_dit_is_run_counted_and_removed():

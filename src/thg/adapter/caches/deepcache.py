@@ -59,8 +59,8 @@ class DeepCache:
         helper = self._helper
         before = helper.cached_output, helper.start_timestep
         helper.cached_output = features
-        if refresh or not self._passes:
-            helper.start_timestep = None  # it computes everything at the step from which it counts its interval
+        # it counts its interval from here, and computes everything at the step itself; None: at this call
+        helper.start_timestep = None if refresh or not self._passes else self._passes[-1][0]
         try:
             yield
         finally:

@@ -13,9 +13,10 @@ from typing import Any
 from thg.adapter import enabled, summary
 from thg.bench.methods.counting import counted_rows
 from thg.bench.methods.policy import Counted, Policy
-from thg.plans.guide import GuideMaker, Run
+from thg.plans.both import PredictsConditional, leap_both
+from thg.plans.guide import Guide, GuideMaker, Run
 from thg.plans.plan import Plan
-from thg.plans.planners import Fixed, Planned
+from thg.plans.planners import Fixed, Planned, tapered
 
 
 class PlainCFG(Policy):
@@ -41,6 +42,8 @@ class Guided(Policy):
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         guide = self.maker.guide(Run.of(steps, guidance_scale))
+        if isinstance(guide, PredictsConditional):
+            return None  # the run tells
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
     def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
@@ -51,3 +54,17 @@ class Guided(Policy):
     def applied(self, pipe: Any) -> Iterator[Counted]:
         with enabled(pipe, self.maker):
             yield lambda size: [float(summary(pipe).nfe)] * size
+
+
+@dataclass(frozen=True)
+class BothLeap:
+    """thg: the conditional output is predicted, too.
+
+    thg: evaluations of the `tapered` plan for the unconditional branch. every: of `leap_both`.
+    """
+
+    thg: int = 65
+    every: int = 4
+
+    def guide(self, run: Run) -> Guide:
+        return leap_both(tapered(self.thg), self.every).guide(run)

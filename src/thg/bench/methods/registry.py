@@ -17,7 +17,7 @@ from thg.bench.methods.adaptive_guidance import AdaptiveGuidancePolicy
 from thg.bench.methods.calibrated import Calibrated
 from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT
 from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
-from thg.bench.methods.ours import Guided, PlainCFG
+from thg.bench.methods.ours import BothLeap, Guided, PlainCFG
 from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache
 from thg.bench.methods.policy import Policy
 from thg.bench.methods.tables import MethodTable, guided, outside
@@ -147,6 +147,7 @@ BUILT_IN: dict[str, type[MethodTable]] = {
     "tapered": TaperedTable,
     "within": WithinTable,
     "profile": ProfileTable,
+    "leap-both": guided(BothLeap),
     "deepcache": outside(DeepCache),
     "fastercache": outside(FasterCache),
     "cache-dit": outside(CacheDiT),
