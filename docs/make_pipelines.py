@@ -31,7 +31,8 @@ def main(check: Path) -> None:
     rows = [row for found in results.values() for row in found]
     counts = {status: sum(row["status"] == status for row in rows) for status in ORDER}
     guided = sum(counts[status] for status in RUN)
-    supported = [name for name, layout in known_layouts().items() if not isinstance(layout, Refused)]
+    layouts = known_layouts()
+    supported = [name for name in {*layouts, *results} if not isinstance(layouts.get(name), Refused)]
     not_run = [name for name in supported if not any(row["status"] in RUN for row in results.get(name, []))]
     lines = [
         "# Pipelines that work",
@@ -52,7 +53,6 @@ def main(check: Path) -> None:
         "| pipeline | branches | checked |",
         "| --- | --- | --- |",
     ]
-    layouts = known_layouts()
     for name in sorted({*layouts, *results}, key=str.lower):
         layout = layouts.get(name)
         if not isinstance(layout, Refused):

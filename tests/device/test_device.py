@@ -13,6 +13,7 @@ from torch import Tensor
 
 import thg
 from tests.adapter.families import FAMILIES, Case
+from tests.adapter.families.pictures import sd3
 from tests.adapter.families.stable_diffusion import sd15
 from tests.device.accelerator import NAME, ToyTensor, counted_waits
 from thg.adapter.scheduler_table import SCHEDULERS
@@ -85,13 +86,9 @@ def test_the_default_plan_has_the_numbers_of_the_cpu(family, dtype):
 
 
 def with_scheduler(name: str) -> Case:
-    case = sd15()
+    case = sd3() if SCHEDULERS[name].predicts == ("flow",) else sd15()
     options = {"skip_prk_steps": True} if name == "PNDMScheduler" else {}
-    flow = SCHEDULERS[name].predicts == ("flow",)
-    cls = getattr(diffusers, name)
-    case.pipe.scheduler = cls() if flow else cls.from_config(case.pipe.scheduler.config, **options)
-    if flow:  # a loop that also scales its inputs, with a scheduler that does not
-        case.pipe.scheduler.scale_model_input = lambda sample, timestep: sample
+    case.pipe.scheduler = getattr(diffusers, name).from_config(case.pipe.scheduler.config, **options)
     return case
 
 

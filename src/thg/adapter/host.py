@@ -15,7 +15,9 @@ def host_copy(scheduler: Any, timesteps: Any) -> tuple[Any, list[Tensor]]:
     timesteps: those of the run, which may be a part of the scheduler's own.
     """
     clone = copy.copy(scheduler)
-    state = {name: value for name, value in vars(scheduler).items() if name not in ("step", "set_timesteps")}
+    methods = {name for name in vars(scheduler) if callable(getattr(type(scheduler), name, None))}  # wrapped by others
+    own = {name: value for name, value in vars(scheduler).items() if name not in methods}
+    state = {name: None if _is_latents(value) else value for name, value in own.items()}
     remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
     times = timesteps if isinstance(timesteps, Tensor) else torch.as_tensor([float(t) for t in timesteps])
     if times.device.type != "cpu":
@@ -26,11 +28,16 @@ def host_copy(scheduler: Any, timesteps: Any) -> tuple[Any, list[Tensor]]:
     return clone, list(times.reshape(len(times), -1)[:, 0])
 
 
+def _is_latents(value: Any) -> bool:
+    """What an earlier run has left behind; a run begins without it."""
+    return isinstance(value, Tensor) and value.ndim > 1
+
+
 def _own(value: Any) -> Any:
     """Schedulers write into their lists and tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy.copy(value) if isinstance(value, list) else value
+    return [None if _is_latents(item) else item for item in value] if isinstance(value, list) else value
 
 
 def _fetch(remote: dict[str, Tensor]) -> dict[str, Tensor]:

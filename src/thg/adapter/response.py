@@ -37,7 +37,9 @@ def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> tuple[Respons
 def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
     """All that a scheduler holds."""
     values = vars(scheduler).items()
-    state = tuple((name, v.numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for name, v in sorted(values))
+    state = tuple(
+        (name, v.double().numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for name, v in sorted(values)
+    )
     return type(scheduler), state, tuple(float(t) for t in times)
 
 
