@@ -4,7 +4,7 @@
 When a leap ends, the fresh term shows what the leap has missed, as the higher order of an embedded Runge-Kutta pair
 does. What the solver makes of that is an error of the state. The corrector takes most of it back and the network passes
 on a part of the rest, so the final error is a share of the root of the sum of squares: a constant, fitted on shipped
-models and on mixtures of Gaussians (benchmarks/fidelity.py tells how well it holds).
+models (benchmarks/fidelity.py tells how well it holds there) and on mixtures of Gaussians.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The dial: a tolerance for the final latents, and the plan that keeps a run within it.
 
 Nothing is known here of the network, so the number of evaluations and their places are a prior: chosen for the worst
-runs on the shipped models and on exact mixtures (benchmarks/fidelity.py measures them). How far a run ends from plain
+runs on the shipped models, which benchmarks/fidelity.py measures, and on exact mixtures. How far a run ends from plain
 CFG follows the number of evaluations and hardly depends on the number of steps.
 """
 
