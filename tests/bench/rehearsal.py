@@ -9,6 +9,7 @@ as samples, measurements and figures appear; the same command goes on. In the en
 must be those of one process, byte for byte.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -129,8 +130,12 @@ def launch(folder: Path) -> subprocess.Popen:
 
 def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
     """The processes that run thg itself, below the launcher."""
-    found = psutil.Process(launcher.pid).children(recursive=True)
-    return [child for child in found if "thg" in child.cmdline() and "bench" in child.cmdline()]
+    found = []
+    for child in psutil.Process(launcher.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):  # it has just ended
+            if {"thg", "bench"} <= set(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def kill_in(stage: str, folder: Path) -> bool:

@@ -46,14 +46,14 @@ def test_two_processes_killed_while_they_sample_and_while_they_measure_end_with_
     samples, measured = home / "store" / "series", home / "store" / "references"
     for stage, folder, pattern in (("sampling", samples, "*/samples/*.json"), ("measuring", measured, "*/*/*/*.saf*")):
         launcher = rehearsal.launch(home)
-        give_up = time.monotonic() + rehearsal.PATIENCE
+        give_up, most = time.monotonic() + rehearsal.PATIENCE, 0
         while not list(folder.glob(pattern)):
+            most = max(most, len(rehearsal.workers(launcher)))
             assert launcher.poll() is None, launcher.communicate()[1][-2000:]
             assert time.monotonic() < give_up, f"two processes hang before {stage}"
             time.sleep(0.005)
-        workers = rehearsal.workers(launcher)
-        assert len(workers) == 2  # what the documentation's command promises, also without a GPU
-        for worker in workers:
+        assert most == 2  # what the documentation's command promises, also without a GPU; one may be done already
+        for worker in rehearsal.workers(launcher):
             os.kill(worker.pid, signal.SIGKILL)
         launcher.communicate(timeout=rehearsal.PATIENCE)
         assert launcher.returncode != 0

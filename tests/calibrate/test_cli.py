@@ -55,10 +55,10 @@ def test_the_plot_is_written(profile_file, tmp_path):
     [
         (["plan", "PROFILE", "--nfe", "20"], "20 steps need 21 to 40"),
         (["plan", "PROFILE", "--nfe", "half"], "--nfe must be a share"),
-        (["plan", "--rho", "1"], "need a profile"),
+        (["plan", "--rho", "1"], "without a profile"),
         (["plan", "nothing.json"], "neither a file"),
         (["calibrate", "--out", "PROFILE"], "exists already"),
-        (["calibrate", "--model", "some/model", "--out", "new.json"], "which prompts"),
+        (["calibrate", "--model", "some/model", "--out", "new.json"], "no prompts were given"),
         (["calibrate", "--prompts", "EMPTY", "--out", "new.json"], "no usable line"),
         (["calibrate", "--samples", "0", "--out", "new.json"], "--samples must be at least 1"),
     ],

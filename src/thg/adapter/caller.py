@@ -37,9 +37,10 @@ class Caller:
         applies = self.local("apply_cfg")  # guidance within an interval of the time steps
         if applies is not None:
             return bool(applies)
-        if hasattr(type(self.pipe), "do_classifier_free_guidance"):
-            return bool(self.pipe.do_classifier_free_guidance)
-        decided = self.local("do_classifier_free_guidance", "do_cfg")
+        # a subclass with a loop of its own may have the property without the attributes that it is made of
+        decided = getattr(self.pipe, "do_classifier_free_guidance", None)
+        if decided is None:
+            decided = self.local("do_classifier_free_guidance", "do_cfg")
         if decided is not None:
             return bool(decided)
         scale = self.local("guidance_scale")
