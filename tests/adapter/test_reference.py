@@ -128,6 +128,7 @@ def assert_pipeline_is_reference(setting: Setting, plan: thg.Plan, form: Form) -
             solver_like(scheduler),
             guidance_scale=GUIDANCE,
             form=form,
+            check=False,  # random weights
         )
     assert nfe == expected.nfe == plan.nfe
     assert float((found - expected.x).norm() / expected.x.norm()) < 1e-5
