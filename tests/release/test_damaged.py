@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.bench.runs import save_model, values
+from tests.bench.runs import sample_file, save_model, values
 from tests.calibrate.test_profile import made_up
 from tests.release.commands import call, refused
 from tests.release.test_fuzz import as_toml
@@ -86,7 +86,7 @@ def bench(folder):
 @damaged
 @pytest.mark.parametrize("name", ["000001.png", "000001.json"])
 def test_a_sample_of_a_benchmark(home, name, damage):
-    path = home / "run" / "samples" / "thg" / name
+    path = sample_file(home / "run", f"thg/{name}")
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     try:
