@@ -43,7 +43,10 @@ class DryRun:
         if calls.response is not None and scale is not None:
             matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
             calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
-        return calls, calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
+        run = calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
+        if self._own_formula and run.adds_noise:  # measured: a predicted branch gave down to 8 dB
+            raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in a formula of its own")
+        return calls, run
 
     def _calls(self) -> Calls:
         if self._function is None:
