@@ -23,7 +23,7 @@ LAYERS = [
     {"ode"},
     {"profiles"},
     {"adapter"},
-    {"calibration", "models", "comfy"},
+    {"calibration", "models"},
     {"media"},
     {"plots"},
     {"bench"},
