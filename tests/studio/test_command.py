@@ -12,14 +12,15 @@ import sys
 import httpx
 import pytest
 
+from tests.studio.tiny import tiny_stable_diffusion
 from thg.cli import main
 
 QUIET = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_interrupted(model, tmp_path):
-    model.pipe.save_pretrained(tmp_path / "a-model")
+def test_the_command_serves_until_it_is_interrupted(tmp_path):
+    tiny_stable_diffusion().save_pretrained(tmp_path / "a-model")
     command = [sys.executable, "-m", "thg", "studio", "--model", "a-model", "--port", "0", "--no-browser"]
     command += ["--device", "cpu", "--host", "127.0.0.1"]
     with subprocess.Popen(command, cwd=tmp_path, env=QUIET, stdout=subprocess.PIPE, text=True) as process:
