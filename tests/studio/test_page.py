@@ -96,7 +96,12 @@ def test_settings_of_a_custom_plan(opened):
     expect(page.locator(".mark.unguided")).to_have_count(5)
     expect(page.locator("#nfe")).to_have_text("12")
     choose(page, "order", "1")
-    page.wait_for_function("() => ['cutoff=5', 'boost=1.1', 'hare_order=1'].every((s) => location.hash.includes(s))")
+    wanted = {"cutoff": "5", "boost": "1.1", "hare_order": "1"}.items()
+    for _ in range(100):  # the address follows a moment later
+        if wanted <= link(page).items():
+            break
+        page.wait_for_timeout(50)
+    assert wanted <= link(page).items()
     page.fill("#steps", "20")  # the grid is stretched
     expect(page.locator(".mark.unguided")).to_have_count(10)
     pressed = page.locator('.mark[aria-pressed="true"]')
