@@ -133,6 +133,53 @@ class LiesInItsFlag(UncondFirst):
         return super().direction(state, time, wanted, neutral, w, number)
 
 
+class LooksFirst(UncondFirst):
+    """Calls its network for something else first, in the same way, as pipelines that collect features do."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        self.run(torch.cat([state.roll(1, -1)] * 2), time, torch.cat([neutral, neutral]))
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class LooksFirstLater(LooksFirst):
+    """The same from the fourth step on."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        steps = LooksFirst if number > 2 else UncondFirst
+        return steps.direction(self, state, time, wanted, neutral, w, number)
+
+
+class LooksFirstTwoCalls(TwoCalls):
+    def direction(self, state, time, wanted, neutral, w, number):
+        self.run(state.roll(1, -1), time, neutral)
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class OneRowFirst(UncondFirst):
+    """Calls its network with the rows of one branch before the guided call."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        self.run(state, time, neutral)
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class PatchesItsNetwork(UncondFirst):
+    """Replaces a forward method for the length of the guided call."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        block = self.unet.mid_block
+        plain = block.forward
+
+        def mixing(hidden_states, *args, **kwargs):
+            return plain(hidden_states + hidden_states.mean(0, keepdim=True), *args, **kwargs)
+
+        block.forward = mixing
+        try:
+            return super().direction(state, time, wanted, neutral, w, number)
+        finally:
+            del block.forward
+
+
 class ChangesItsFormula(UncondFirst):
     """Clips what it passes to the scheduler from the third step on."""
 

@@ -119,6 +119,41 @@ def test_a_formula_that_is_not_linear_runs_as_plain_cfg(known, noise):
             assert summary.finished
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (own.LooksFirst, "it also calls its network for something else"),
+        (own.LooksFirstTwoCalls, "it also calls its network for something else"),
+        (own.PatchesItsNetwork, "mixing is in its network, and may look from one branch at another"),
+    ],
+)
+def test_what_is_more_than_guidance_runs_as_plain_cfg(known, noise, kind, why):
+    pipe = own.build(kind, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        for _ in range(2):
+            assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+            assert why in thg.summary(pipe).note
+
+
+def test_a_second_call_with_all_branches_in_a_later_step(known, noise):
+    """Nothing is left out any more as soon as it comes; the steps before it have leapt."""
+    pipe = own.build(own.LooksFirstLater, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        found = pipe(WORDS, W, STEPS, noise)
+        assert "more than once in a step" in thg.summary(pipe).note
+    assert own.psnr(found, plain).min() > 20
+
+
+def test_a_call_with_fewer_rows_may_begin_a_step(known, noise):
+    pipe, simple = own.build(own.OneRowFirst, known), own.build(own.UncondFirst, known)
+    with thg.enabled(pipe, LEAP), thg.enabled(simple, LEAP):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), simple(WORDS, W, STEPS, noise))
+        assert thg.summary(pipe).note == ""
+        assert thg.summary(pipe).nfe == thg.summary(simple).nfe + STEPS
+
+
 def test_the_same_part_of_a_tensor_is_the_same_argument():
     with torch.no_grad():
         text = torch.randn(4, 3)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from thg.adapter.fit import Fit, combine, combine_reordered, least_squares
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.learn import Learned, Outputs, Unclear, learn
+from thg.adapter.learn import Learned, Unclear, learn
+from thg.adapter.readings import Outputs
 
 W = 4.5
 SHAPE = (2, 4, 16, 16)

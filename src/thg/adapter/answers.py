@@ -44,8 +44,7 @@ def answer_batched(
         section.rows = call.rows
     if call.rows != section.rows:
         return _one_branch(section, caller, call)
-    step = section.next_step(caller, call)
-    section.guided_steps += 1
+    step = section.guided_step(caller, call)
     cond = branches.index("cond")
     predicted = [branches.index(name) for name in layout.predicted]
     keep = [k for k in range(len(branches)) if k not in predicted]

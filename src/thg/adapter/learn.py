@@ -8,9 +8,8 @@ the device and read in one go, the only time that the host waits. What no readin
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,45 +18,25 @@ from torch import Tensor
 from thg.adapter import fit
 from thg.adapter.fit import Fit
 from thg.adapter.layouts import Batched, Sequential
+from thg.adapter.readings import MOST_BRANCHES, Branches, Outputs, Reading, read
 
-MOST_BRANCHES = 4
 SURE = 0.02  # what a share must differ by from 0 and 1 to count
 UNEQUAL = 0.1  # vectors of one sample must agree on the shares up to this, relative to the largest
-View = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """What a call of a network returned. outputs: its first tensor, or a list of samples if it returned one."""
-
-    network: str
-    outputs: tuple[Tensor, ...]
-
-    def whole(self) -> Tensor | None:
-        """The output as one tensor."""
-        if len(self.outputs) == 1:
-            return self.outputs[0]
-        if len({output.shape for output in self.outputs}) > 1:
-            return None
-        return torch.stack(self.outputs)
-
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.outputs[0].shape))
-        count = "" if len(self.outputs) == 1 else f"{len(self.outputs)} times "
-        return f"{self.network}: {count}{shape}"
 
 
 @dataclass(frozen=True)
 class Learned:
     """layout: how the branches are laid out. w: the guidance scale of the step. words: the same for people.
 
-    number: of the reading that explains the step, to check later steps by.
+    number: of the reading that explains the step, to check later steps by. place: of the call that holds the (first)
+    branches, among the calls of its network in the step.
     """
 
     layout: Batched | Sequential
     w: float
     words: str
     number: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,36 +52,6 @@ class Unclear:
     unguided: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Branches:
-    """Where the branches of a step are. stacked: how many of them the first call holds."""
-
-    calls: tuple[Outputs, ...]
-    outputs: tuple[Tensor, ...]
-    stacked: int = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """One way to read a step. measure: gives the numbers of its `Fit`.
-
-    by_vector: tokens, pixels or frames have coefficients of their own. with_sample: P also holds the sample.
-    """
-
-    branches: Branches
-    measure: Callable[[], Tensor]
-    by_vector: bool = False
-    with_sample: bool = False
-
-    def conclude(self, found: Fit) -> Learned | Unclear | None:
-        """What the numbers say; None if this is not how P was made."""
-        if not found.error < 1:
-            return None
-        if self.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares)):
-            return None
-        return _conclude(self, found)
-
-
 def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
     """The layout from the calls of one step, what it passed to the scheduler, and the sample of that step."""
     readings = list(read(calls, passed, sample))
@@ -115,10 +64,10 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
         Fit.read(numbers, len(reading.branches.outputs))
         for reading, numbers in zip(readings, padded.tolist(), strict=True)
     ]
-    conclusions = [reading.conclude(found) for reading, found in zip(readings, fits, strict=True)]
+    conclusions = [_conclude(reading, found) for reading, found in zip(readings, fits, strict=True)]
     for number, conclusion in enumerate(conclusions):
         if isinstance(conclusion, Learned):
-            return replace(conclusion, number=number)
+            return replace(conclusion, number=number, place=_place(readings[number].branches.calls[0], calls))
     for conclusion in conclusions:
         if isinstance(conclusion, Unclear):
             return conclusion
@@ -134,140 +83,16 @@ def unexplained(learned: Learned, calls: Sequence[Outputs], passed: Tensor, samp
     return None if reading is None else reading.measure()[0]
 
 
-def read(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
-    """All ways to read a step, the simplest first."""
-    if not passed.is_floating_point():
-        return
-    for branches in _arrangements(calls, passed):
-        if len({output.shape for output in branches.outputs}) == 1 and branches.outputs[0].is_floating_point():
-            yield from _fits(branches, passed, sample)
+def _place(call: Outputs, calls: Sequence[Outputs]) -> int:
+    return [other for other in calls if other.network == call.network].index(call)
 
 
-def _arrangements(calls: Sequence[Outputs], passed: Tensor) -> Iterator[Branches]:
-    """Which calls hold branches: one call with all, several calls with one each, or one with two and more."""
-    outputs = [(call, whole) for call in calls if (whole := call.whole()) is not None and _is_like(whole, passed)]
-    if not outputs:
-        return
-    last, whole = outputs[-1]
-    if whole.shape == passed.shape and whole.shape[0] > 1:
-        yield Branches((last,), (whole,))  # a batch of samples without guidance
-    for n in range(2, MOST_BRANCHES + 1):
-        if whole.shape[0] % n == 0:
-            yield Branches((last,), whole.chunk(n), stacked=n)
-    peers = [(call, output) for call, output in outputs if output.shape == whole.shape]
-    for n in range(2, min(MOST_BRANCHES, len(peers)) + 1):
-        yield Branches(tuple(call for call, _ in peers[-n:]), tuple(output for _, output in peers[-n:]))
-    pairs = [(call, output) for call, output in outputs if output.shape[0] == 2 * whole.shape[0]]
-    if pairs and len(peers) <= MOST_BRANCHES - 2:
-        (call, pair), (extra_calls, extras) = pairs[-1], zip(*peers, strict=True)
-        yield Branches((call, *extra_calls), (*pair.chunk(2), *extras), stacked=2)
-
-
-def _is_like(output: Tensor, passed: Tensor) -> bool:
-    """Could this output, or a part of it, have become what was passed on?"""
-    if output.numel() % passed.numel() == 0 or passed.numel() % output.numel() == 0:
-        return output.ndim > 0
-    unequal = [a != b for a, b in zip(output.shape[1:], passed.shape[1:], strict=False)]
-    return output.ndim == passed.ndim and sum(unequal) == 1
-
-
-def _fits(branches: Branches, passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
-    outputs, n = branches.outputs, len(branches.outputs)
-    if n == 1:
-        yield Reading(branches, functools.partial(fit.passed_on, outputs[0], passed))
-        return
-    for view, target in _views(outputs[0], passed, n):
-        yield Reading(branches, functools.partial(_combine, outputs, view, target, _rows))
-        if sample is not None and sample.shape == target.shape:
-            for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
-                measure = functools.partial(_combine, outputs, view, target, rows, sample)
-                yield Reading(branches, measure, with_sample=True, by_vector=rows is _frames)
-        for dim in range(1, target.ndim):
-            if target.shape[dim] > n:
-                vectors = functools.partial(_vectors, dim=dim)
-                yield Reading(branches, functools.partial(_combine, outputs, view, target, vectors), by_vector=True)
-    if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
-        yield Reading(branches, functools.partial(fit.combine_reordered, outputs, passed))
-
-
-def _combine(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
-    return fit.combine(
-        [rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample)
-    )
-
-
-def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tensor]]:
-    """How a branch may correspond to P: what to take of each branch, and what of P."""
-    if branch.ndim == passed.ndim and passed.shape[0] == n * branch.shape[0]:
-        passed = passed[: branch.shape[0]]  # the step is made for all branches alike (DiT)
-    if branch.shape == passed.shape:
-        yield _whole, passed
-        if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
-            yield _part(passed, 1, branch.shape[1] // 2, first=True)
-        return
-    if branch.ndim == passed.ndim:
-        unequal = [dim for dim in range(branch.ndim) if branch.shape[dim] != passed.shape[dim]]
-        if len(unequal) == 1 and unequal[0] > 0:
-            size = min(branch.shape[unequal[0]], passed.shape[unequal[0]])
-            yield _part(passed, unequal[0], size, first=True)
-            yield _part(passed, unequal[0], size, first=False)
-    if branch.numel() == passed.numel():
-        yield lambda branch: branch.reshape(passed.shape), passed
-        if branch.ndim == passed.ndim:
-            for order in itertools.permutations(range(branch.ndim)):
-                if tuple(branch.shape[dim] for dim in order) == passed.shape:
-                    yield functools.partial(torch.permute, dims=order), passed
-    elif branch.ndim == 3 and passed.ndim == 5 and branch.shape[::2] == passed.shape[:2]:
-        yield from _tokens_as_frames(branch, passed)
-
-
-def _tokens_as_frames(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
-    """Tokens (sample, token, channel) of a video of which the scheduler gets the later or the earlier frames."""
-    per_frame, frames = passed[0, 0, 0].numel(), passed.shape[2]
-    if branch.shape[1] % per_frame == 0 and branch.shape[1] // per_frame > frames:
-
-        def later(value: Tensor) -> Tensor:
-            return value[:, -frames * per_frame :].mT.reshape(passed.shape)
-
-        def earlier(value: Tensor) -> Tensor:
-            return value[:, : frames * per_frame].mT.reshape(passed.shape)
-
-        yield later, passed
-        yield earlier, passed
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value
-
-
-def _part(passed: Tensor, dim: int, size: int, first: bool) -> tuple[View, Tensor]:
-    """The first or the last `size` entries along a dimension, of each branch and of P."""
-
-    def part(value: Tensor) -> Tensor:
-        return value.narrow(dim, 0 if first else value.shape[dim] - size, size)
-
-    return part, part(passed)
-
-
-def _rows(value: Tensor) -> Tensor:
-    """One row per sample."""
-    return value.reshape(value.shape[0], -1)
-
-
-def _frames(value: Tensor) -> Tensor:
-    """One row per frame of a video (sample, channel, frame, height, width)."""
-    return value.movedim(2, 1).flatten(0, 1).flatten(1)
-
-
-def _vectors(value: Tensor, dim: int) -> Tensor:
-    """One row per vector along a dimension: a formula may rescale each token or pixel by itself."""
-    return value.movedim(dim, -1).reshape(-1, value.shape[dim])
-
-
-# -- what the shares say
-
-
-def _conclude(reading: Reading, found: Fit) -> Learned | Unclear:
+def _conclude(reading: Reading, found: Fit) -> Learned | Unclear | None:
+    """What the numbers of a reading say; None if this is not how P was made."""
+    if not found.error < 1:
+        return None
+    if reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares)):
+        return None
     if len(found.shares) == 1:
         return Unclear("no guidance in this step: its network output reaches the scheduler", again=True, unguided=True)
     shares, plain = found.shares, abs(abs(found.scale) - 1) < SURE
@@ -284,6 +109,8 @@ def _conclude(reading: Reading, found: Fit) -> Learned | Unclear:
         return Unclear("its branches are averaged (guidance scale below 1?), which does not tell the order", again=True)
     if found.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
+    if reading.branches.others:
+        return Unclear("it also calls its network for something else in each step, in the same way")
     words = f"w = {w:.3g}" + (", rescaled" if not plain or reading.by_vector else "")
     if reading.branches.stacked > 1:
         return _batched(reading.branches, shares, cond, words)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.learn import Learned, Outputs, Unclear, learn, unexplained
-from thg.adapter.observe import SeenCall, candidates, mixes_rows, outputs_of
+from thg.adapter.learn import Learned, Unclear, learn, unexplained
+from thg.adapter.observe import SeenCall, candidates, outputs_of
+from thg.adapter.readings import Outputs
 from thg.errors import UnsupportedPipelineError
 
 
@@ -99,6 +100,12 @@ class Lesson:
         return self.given is None and (known is None or known.telling)
 
     @property
+    def place(self) -> int:
+        """Of the call with all branches, among the calls of its network in a step."""
+        known = _known.get(self.cls)
+        return known.learned.place if known is not None and self.given is None else 0
+
+    @property
     def words(self) -> str:
         """What was learned, for people."""
         known = _known.get(self.cls)
@@ -118,7 +125,7 @@ class Lesson:
             raise UnsupportedPipelineError(self.refusal) from error
         self._has_leapt = True
 
-    def judge(self, pipe: Any, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
+    def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
         """Learns from a guided step, or checks it against what is known.
 
         Returns why the run must not leap, nothing ("") if it may, and None if there is no guidance in this step.
@@ -128,7 +135,7 @@ class Lesson:
         if self.given is None and known is not None and known.telling:
             layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
             if ratio == known.ratio:
-                return _mixed(pipe, layout)
+                return _mixed(seen, layout)
             if isinstance(layout, Batched) and ratio == known.ratio * len(layout.branches):
                 return None
             del _known[self.cls]  # other options, another layout: learn it again
@@ -139,7 +146,7 @@ class Lesson:
             return None
         found = learn(calls, passed, sample if isinstance(sample, Tensor) else None)
         if isinstance(found, Learned):
-            return self._found(pipe, found, calls, passed)
+            return self._found(found, seen, passed)
         if found.unguided:
             self._unguided = shapes
             return None
@@ -152,10 +159,11 @@ class Lesson:
             self.refusal = found.why
         return found.why
 
-    def _found(self, pipe: Any, found: Learned, calls: list[Outputs], passed: Tensor) -> str:
+    def _found(self, found: Learned, seen: list[SeenCall], passed: Tensor) -> str:
         if self.given is None:
-            reason = _mixed(pipe, found.layout)
+            reason = _mixed(seen, found.layout)
             if not reason:
+                calls = outputs_of(seen)
                 telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
                 telling = telling or isinstance(found.layout, Sequential)
                 _known[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
@@ -183,12 +191,11 @@ def _ratio(layout: Batched | Sequential, calls: list[Outputs], passed: Tensor) -
     return Fraction(passed.numel(), sum(tensor.numel() for tensor in returned[-1].outputs)) if returned else Fraction(0)
 
 
-def _mixed(pipe: Any, layout: Batched | Sequential) -> str:
+def _mixed(seen: list[SeenCall], layout: Batched | Sequential) -> str:
+    """Why a branch of these calls cannot run without the others."""
     if isinstance(layout, Sequential):
         return ""
-    networks = (getattr(pipe, name, None) for name in layout.denoisers)
-    reasons = [reason for network in networks if network is not None and (reason := mixes_rows(network))]
-    return reasons[0] if reasons else ""
+    return next((call.mixed for call in seen if call.mixed and call.call.name in layout.denoisers), "")
 
 
 def _with_twins(pipe: Any, layout: Batched | Sequential) -> Batched | Sequential:

@@ -19,7 +19,7 @@ from torch import Tensor
 from thg.adapter import rows
 from thg.adapter.caches.unknown import suspects
 from thg.adapter.call import Call
-from thg.adapter.learn import Outputs
+from thg.adapter.readings import Outputs
 
 # Modules that never make a step's output; they are left alone while a layout is learned.
 _OTHERS = ("vae", "text_encoder", "image_encoder", "tokenizer", "safety_checker", "feature_extractor", "vocoder")
@@ -29,10 +29,11 @@ _ROWWISE = "diffusers.models."
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """A network call that has been made."""
+    """A network call that has been made. mixed: why its branches may not run one without the other, if so."""
 
     call: Call
     output: Any
+    mixed: str = ""
 
     def outputs(self) -> Outputs:
         return Outputs(self.call.name, rows.main_output(self.output))

@@ -21,7 +21,7 @@ from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.lesson import Lesson
-from thg.adapter.observe import SeenCall, watched
+from thg.adapter.observe import SeenCall, mixes_rows, watched
 from thg.adapter.section import Section
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import GuideMaker, Visitor
@@ -71,8 +71,8 @@ class PipelineRun:
             section.back_to(step)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
-        if call.role != "control" and (not self._settled or self._lesson.guards):
-            self._seen.append(SeenCall(call, output))
+        if call.role != "control":
+            self._show(call, output)
         if section.at_last_step and call.role != "control":
             section.watch(call, output)
         return output
@@ -89,7 +89,7 @@ class PipelineRun:
         if isinstance(layout, Sequential) or section.rows is not None:
             return False
         told = section.guidance_is_on(caller)
-        return told is None or (not told and self._lesson.shapes_tell)
+        return told is None or (not told and self._lesson.shapes_tell) or self._lesson.place > 0
 
     def _as_it_comes(self, call: Call) -> Any:
         """A call that is made as it comes, and counted when its step is made."""
@@ -99,11 +99,17 @@ class PipelineRun:
         if layout is None or call.name in (*layout.denoisers, getattr(layout, "unconditional", None)):
             tensors = rows.main_output(output)
             self._rows_to_count += len(tensors) if len(tensors) > 1 else sum(len(t) for t in tensors if t.ndim)
-        if not self._settled:
-            self._seen.append(SeenCall(call, output))
+        self._show(call, output)
         return output
 
     # -- what a step shows
+
+    def _show(self, call: Call, output: Any) -> None:
+        """A call that was made, for as long as there is something to learn from it or to check."""
+        if not self._settled:
+            self._seen.append(SeenCall(call, output, mixes_rows(call.module)))
+        elif self._lesson.guards:
+            self._seen.append(SeenCall(call, output))
 
     def _stepped(self, passed: Tensor, sample: Any) -> None:
         """The pipeline passes its combined output to the scheduler."""
@@ -125,7 +131,7 @@ class PipelineRun:
         undecided = self._rows_to_count > 0
         if not undecided and not section.guided_steps:
             return
-        verdict = self._lesson.judge(self._pipe, seen, passed, sample)
+        verdict = self._lesson.judge(seen, passed, sample)
         if verdict is None and undecided:
             return  # a step without guidance
         self._settled = True
@@ -153,6 +159,11 @@ class PipelineRun:
         assert layout is not None
         self._rows_to_count, section.stepped = 0, True
         apart = getattr(layout, "unconditional", None)
+        own = [call.call for call in seen if call.call.name in layout.denoisers]
+        if isinstance(layout, Batched):
+            section.rows = own[min(self._lesson.place, len(own) - 1)].rows
+            if section.rows % len(layout.branches):
+                raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
         for call in seen:
             if call.call.name in layout.denoisers and (names := section.network(call.call).cache_names):
                 raise UnsupportedPipelineError(
@@ -161,10 +172,6 @@ class PipelineRun:
             replayed = call.replay()
             if replayed.name not in (*layout.denoisers, apart):
                 continue
-            if isinstance(layout, Batched) and section.rows is None:
-                section.rows = replayed.rows
-                if section.rows % len(layout.branches):
-                    raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
             if replayed.name == apart:
                 replayed.role, replayed.context = "unconditional", "uncond"
             if self._answered(section, layout, caller, replayed) is not call.output:

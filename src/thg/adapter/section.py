@@ -35,7 +35,7 @@ class Section:
         self.evaluations: list[int] = []  # per step, per sample
         self.plain_evaluations: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
-        self.guided_at = -1  # the last step at which a pipeline that calls once per branch asked for both
+        self.guided_at = -1  # the last step at which the pipeline asked for all branches
         self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
         self.error: Tensor | None = None  # how far this pass is from plain CFG, as its guide estimates it, per sample
         # the network call under way
@@ -101,6 +101,16 @@ class Section:
         self.plain_evaluations.append(0)
         self.loop_time, self.time = caller.loop_time(), call.time
         self.stepped = None if self.stepped is None else False
+        return self.step
+
+    def guided_step(self, caller: Caller, call: Call) -> int:
+        """The step of a call with all branches. A call with fewer may have begun it."""
+        if self.stepped is not False:
+            self.next_step(caller, call)
+        elif self.guided_at == self.step:
+            raise UnsupportedPipelineError("it calls its network with all branches more than once in a step")
+        self.guided_at = self.step
+        self.guided_steps += 1
         return self.step
 
     def back_to(self, step: int) -> None:
