@@ -10,6 +10,7 @@ import torch
 from diffusers import AudioLDM2Pipeline
 
 import thg
+from thg.files import write_atomically
 from thg.media import wav_bytes
 
 model = sys.argv[1] if len(sys.argv) > 1 else "cvssp/audioldm2"
@@ -24,5 +25,5 @@ sound = pipe(
     audio_length_in_s=10.24 if device == "cuda" else 0.5,
     generator=torch.Generator().manual_seed(0),
 ).audios[0]
-Path("water.wav").write_bytes(wav_bytes(sound, rate=16000))
+write_atomically(Path("water.wav"), wav_bytes(sound, rate=16000))
 print(thg.summary(pipe))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import socket
 import wave
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests import tiny_hub
+from tests import forked, tiny_hub
+from tests.calibrate.pipelines import stable_diffusion
 from thg.models import shipped_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, on configurations this small
@@ -37,21 +37,34 @@ NO_MODEL = sorted(
 )
 
 
-def run(folder: Path, *command: object) -> str:
-    settings = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, cwd=folder, env=settings, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def work(tmp_path) -> Path:
+    """The folder that the example runs in."""
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def start(work: Path, name: str, *words: object, **environment: object) -> tuple[BaseProcess, Path]:
+    """An example as a program of its own, and the folder of its streams."""
+    streams = work.parent / f"streams-{environment.get('RANK', 0)}"
+    streams.mkdir()
+    return forked.start(work, forked.script, EXAMPLES / name, *words, streams=streams, **environment), streams
+
+
+def shown(process: BaseProcess, streams: Path) -> str:
+    """What the example has printed in the end."""
+    assert forked.finish(process) == 0, (streams / "err.txt").read_text()
+    return (streams / "out.txt").read_text()
+
+
+def run(work: Path, name: str, *words: object) -> str:
+    return shown(*start(work, name, *words))
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_on_a_pipeline_of_its_family(name, tmp_path):
-    model = SAVES[name](tmp_path / "model")
-    work = tmp_path / "work"
-    work.mkdir()
-    shown = run(work, EXAMPLES / name, model)
-    assert SHOWS[name] in shown
+def test_on_a_pipeline_of_its_family(name, work):
+    model = SAVES[name](work.parent / "model")
+    assert SHOWS[name] in run(work, name, model)
     (result,) = work.iterdir()
     if result.suffix == ".wav":
         with wave.open(str(result)) as sound:
@@ -61,30 +74,38 @@ def test_on_a_pipeline_of_its_family(name, tmp_path):
             assert getattr(picture, "n_frames", 1) == (5 if result.suffix == ".gif" else 1)
 
 
-@pytest.mark.parametrize("model", [shipped_path("eps"), "--shipped"], ids=["folder", "shipped"])
+@pytest.mark.parametrize("where", ["folder", "shipped"])
 @pytest.mark.parametrize("name", OWN_MODEL)
-def test_on_stable_diffusion(name, model, tmp_path):
-    shown = run(tmp_path, EXAMPLES / name, model)
-    assert "StableDiffusionPipeline: " in shown
-    assert "% saved" in shown
-    assert list(tmp_path.iterdir())
+def test_on_stable_diffusion(name, where, work):
+    if where == "folder":
+        stable_diffusion().save_pretrained(work.parent / "model")
+    printed = run(work, name, work.parent / "model" if where == "folder" else "--shipped")
+    assert "StableDiffusionPipeline: " in printed
+    assert "% saved" in printed
+    assert list(work.iterdir())
 
 
-def test_modular_diffusers(tmp_path):
-    run(tmp_path, EXAMPLES / "modular_guider.py", "--shipped")
-    with Image.open(tmp_path / "modular.png") as picture:
+def test_modular_diffusers(work):
+    run(work, "modular_guider.py", "--shipped")
+    with Image.open(work / "modular.png") as picture:
         assert picture.size == (32, 32)
 
 
 @pytest.mark.parametrize("name", NO_MODEL)
-def test_without_a_model(name, tmp_path):
-    assert "evaluations" in run(tmp_path, EXAMPLES / name)
+def test_without_a_model(name, work):
+    assert "evaluations" in run(work, name)
 
 
-def test_several_processes(tmp_path):
-    (tmp_path / "prompts.txt").write_text("a bag\na dark coat\na light dress\na sneaker\n")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    shown = run(tmp_path, *launch, EXAMPLES / "multi_gpu.py", shipped_path("eps"))
-    assert "process 0: a bag, " in shown
-    assert "process 1: a light dress, " in shown
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == [f"{i:05d}.png" for i in range(4)]
+def test_several_processes(work):
+    """In the environment that `accelerate launch` and `torchrun` give to each."""
+    (work / "prompts.txt").write_text("a bag\na dark coat\na light dress\na sneaker\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    running = [
+        start(work, "multi_gpu.py", shipped_path("eps"), RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, **address)
+        for rank in range(2)
+    ]
+    first, second = (shown(*process) for process in running)
+    assert "process 0: a bag, " in first
+    assert "process 1: a light dress, " in second
+    assert sorted(path.name for path in work.glob("*.png")) == [f"{i:05d}.png" for i in range(4)]

@@ -18,7 +18,7 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution", "seeds"},
+    {"errors", "files", "distribution", "processes", "seeds"},
     {"plans"},
     {"ode"},
     {"profiles"},

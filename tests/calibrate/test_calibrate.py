@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +18,14 @@ from diffusers import (
 )
 
 import thg
+from tests import forked
 from tests.calibrate.conftest import SCALE, STEPS
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
 from thg.adapter.schedulers import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
+from thg.processes import Process
 from thg.profiles.noise import output_weight
 from thg.seeds import sample_seed
 
@@ -162,45 +164,31 @@ def test_the_batch_size_does_not_matter(profile):
     np.testing.assert_allclose(profile.gram, other.gram, rtol=1e-4, atol=1e-4 * other.gram.max())
 
 
-SCRIPT = """
-import sys, warnings, logging
-warnings.simplefilter("ignore")
-import torch; torch.set_num_threads(1)
-import diffusers; diffusers.utils.logging.set_verbosity(logging.ERROR)
-from tests.calibrate.pipelines import PROMPTS, stable_diffusion
-import thg
-profile = thg.calibrate(stable_diffusion(), PROMPTS, steps=6, guidance_scale=4.0, batch_size=1, sensitivity=2,
-                        folder=sys.argv[1], progress=False)
-import os
-if os.environ.get("RANK", "0") == "0":
-    profile.save(sys.argv[2])
-"""
+def calibrate_into(folder: Path, out: Path) -> None:
+    small = {**QUICK, "steps": 4, "sensitivity": 2}
+    profile = thg.calibrate(stable_diffusion(), PROMPTS, batch_size=1, folder=folder, **small)
+    if Process.current().rank == 0:
+        profile.save(out)
 
 
-def start(tmp_path, *arguments, launcher=()):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *launcher, str(script), *arguments], env=environment)
+def start(home: Path, name: str, **environment: object) -> BaseProcess:
+    return forked.start(home, calibrate_into, home / name, home / f"{name}.json", **environment)
 
 
 def test_killed_and_resumed_it_writes_the_same_bytes_and_two_processes_too(tmp_path):
-    whole = start(tmp_path, str(tmp_path / "whole"), str(tmp_path / "whole.json"))
-    cut = start(tmp_path, str(tmp_path / "cut"), str(tmp_path / "cut.json"))
-    deadline = time.monotonic() + 300
-    while len(list((tmp_path / "cut").glob("samples-*"))) < 2 and time.monotonic() < deadline and cut.poll() is None:
-        time.sleep(0.02)
-    cut.send_signal(signal.SIGKILL)
-    cut.wait()
-    assert whole.wait(300) == 0
+    cut = start(tmp_path, "cut")
+    while len(list((tmp_path / "cut").glob("samples-*"))) < 2:
+        assert cut.is_alive(), (tmp_path / "err.txt").read_text()
+        time.sleep(0.005)
+    os.kill(cut.pid, signal.SIGKILL)
+    assert forked.finish(cut) == -signal.SIGKILL
     finished = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cut").glob("samples-*.safetensors")}
     assert finished
     assert not (tmp_path / "cut.json").exists()
-    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
-    launcher += ("--mixed_precision", "no", "--dynamo_backend", "no")
-    two = start(tmp_path, str(tmp_path / "two"), str(tmp_path / "two.json"), launcher=launcher)
-    assert start(tmp_path, str(tmp_path / "cut"), str(tmp_path / "cut.json")).wait(300) == 0
-    assert two.wait(300) == 0
+    running = [start(tmp_path, "whole"), start(tmp_path, "cut")]  # the second goes on
+    running += [start(tmp_path, "two", RANK=rank, WORLD_SIZE=2) for rank in range(2)]  # as launchers start them
+    for process in running:
+        assert forked.finish(process) == 0, (tmp_path / "err.txt").read_text()
     expected = (tmp_path / "whole.json").read_bytes()
     assert (tmp_path / "cut.json").read_bytes() == expected
     assert (tmp_path / "two.json").read_bytes() == expected

@@ -9,7 +9,6 @@ import stat
 
 import numpy as np
 import pytest
-import torch
 from diffusers import PNDMScheduler
 from PIL import Image
 
@@ -176,14 +175,6 @@ def test_out_of_memory_is_one_line_with_the_size_to_try(here, folder, capsys):
 
 def test_what_a_pipeline_does_not_take_is_named(here, capsys):
     assert "--offload" in fails(capsys, "generate", "a bag", "--offload", "model", "--device", "cpu")
-
-
-def test_the_best_device_is_chosen(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert pipelines.best_device() == "mps"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert pipelines.best_device() == "cuda"
 
 
 def test_files_have_the_mode_of_the_umask(here, capsys):

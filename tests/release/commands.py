@@ -1,22 +1,14 @@
-"""Calling the command line: in this process, or in one of its own that begins with everything imported."""
+"""Calling the command line: in this process, or in one of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
-import os
-import signal
-import sys
-import traceback
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests import forked
 from thg.cli import main
-
-WARM = [
-    *("thg.cli.generate", "thg.cli.compare", "thg.cli.demo", "thg.cli.calibrate", "thg.cli.bench"),
-    *("thg.bench.runner", "thg.bench.report", "diffusers", "tests.bench.runs"),
-]
 
 
 def call(*words: object) -> tuple[int, str, str]:
@@ -39,32 +31,6 @@ def refused(*words: object) -> str:
     return err
 
 
-# -- a process of its own
-
-
-def start(folder: Path, *words: object) -> multiprocessing.process.BaseProcess:
+def start(folder: Path, *words: object) -> BaseProcess:
     """A command in a process of its own, with `folder` as its place; its streams go to out.txt and err.txt there."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(WARM)
-    process = context.Process(target=_command, args=(str(folder), [str(word) for word in words]))
-    process.start()
-    return process
-
-
-def _command(folder: str, words: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit it as ignored
-    os.chdir(folder)
-    for number, name in ((1, "out.txt"), (2, "err.txt")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        code = main(words)
-    except BaseException:
-        traceback.print_exc()
-        code = 99
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return forked.start(folder, main, [str(word) for word in words])

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from tests.bench.runs import pictures, records
+from tests.forked import PATIENCE, finish
 from tests.release.commands import start
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
-PATIENCE = 120
 
 CALIBRATE = ("calibrate", "--out", "profile.json", "--steps", 5, "--samples", 6, "--batch-size", 1, "--sensitivity", 1)
 BENCH = ("bench", "--config", "bench.toml", "--out", "run")
@@ -47,12 +47,6 @@ def wait_until(process, there) -> None:
         assert time.monotonic() < give_up
         time.sleep(0.005)
     assert process.is_alive()
-
-
-def finish(process) -> int:
-    process.join(PATIENCE)
-    assert process.exitcode is not None
-    return process.exitcode
 
 
 def result(folder: Path) -> dict[str, bytes]:

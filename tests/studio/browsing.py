@@ -65,9 +65,9 @@ def text(page: Any, selector: str) -> str:
 
 def link(page: Any) -> dict[str, str]:
     """What the permalink says."""
-    from urllib.parse import parse_qsl, urlsplit
+    from urllib.parse import parse_qsl
 
-    return dict(parse_qsl(urlsplit(page.url).fragment))
+    return dict(parse_qsl(page.evaluate("location.hash").removeprefix("#")))
 
 
 def downloaded(page: Any, name: str) -> tuple[str, Path]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from thg.bench.errors import ConfigError
+from thg.processes import Process, best_device
 
 Unit = TypeVar("Unit")
 
@@ -27,27 +25,15 @@ class Shard:
 
 
 def find_shard(written: str | None, device: str | None) -> Shard:
-    """From `--shard 1/4`, or from the launcher, which tells each process its number.
-
-    The numbers are all that is needed: processes never talk to each other, so none waits for a group or times out.
-    """
+    """From `--shard 1/4`, or from the launcher, which tells each process its number."""
+    device = device or best_device()
     if written is not None:
         first, _, last = written.partition("/")
         if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
             raise ConfigError(f"--shard is written as 0/4 to 3/4, not {written!r}")
-        return Shard(int(first), int(last), device or best_device())
-    launched = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(number.isdigit() for number in launched):
-        return Shard(device=device or best_device())
-    index, count, local = map(int, launched)
-    best = best_device()
-    return Shard(index, count, device or (f"cuda:{local}" if best == "cuda" else best))
-
-
-def best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+        return Shard(int(first), int(last), device)
+    process = Process.current()
+    return Shard(process.rank, process.count, device)
 
 
 def batches(count: int, size: int) -> list[range]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim
 from thg.plans.guide import Guide, Run
+from thg.processes import Process
 from thg.profiles.profile import About, Moments, Profile, exact_sum
 
 ANCHORS = 10
@@ -93,7 +93,7 @@ def calibrate(
             pipe, prompts, x, schedule, solver or ddim(), guidance_scale, guidance_interval, unconditional, batched
         )
     work = _Work(subject, batch_size, seed, min(sensitivity, subject.samples) if subject.steps >= 4 else 0)
-    process = _Process.current()
+    process = Process.current()
     if process.count > 1 and folder is None:
         raise ProfileError("several processes need a folder to share: calibrate(..., folder='calibration')")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -129,7 +129,7 @@ class _Work:
         """All that the measured rows depend on."""
         return {**self.subject.settings(), "seed": self.seed, "sensitivity": self.sensitivity}
 
-    def units(self, shards: Shards, process: _Process) -> list[tuple[str, list[int]]]:
+    def units(self, shards: Shards, process: Process) -> list[tuple[str, list[int]]]:
         """What is still to be measured, a batch each: the share of this process, then those of the others.
 
         Batches are dealt out by their number, whether done or not: processes that start a moment apart agree. A process
@@ -247,27 +247,8 @@ class _Maker:
         return self.made
 
 
-# -- processes, progress
-
-
-@dataclass(frozen=True)
-class _Process:
-    """This process among those of `accelerate launch` or `torchrun`, which tell each its number.
-
-    The numbers are all that is needed: the processes share a folder and never wait for each other.
-    """
-
-    rank: int = 0
-    count: int = 1
-
-    @classmethod
-    def current(cls) -> _Process:
-        rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        return cls(int(rank), int(count)) if rank.isdigit() and count.isdigit() else cls()
-
-
 @contextmanager
-def _progress(work: _Work, shards: Shards, process: _Process, shown: bool) -> Iterator[Callable[[int], None]]:
+def _progress(work: _Work, shards: Shards, process: Process, shown: bool) -> Iterator[Callable[[int], None]]:
     try:
         from tqdm.auto import tqdm
     except ImportError:  # it comes with diffusers

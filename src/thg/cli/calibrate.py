@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from thg.bench.data import read_prompts
@@ -14,6 +13,7 @@ from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
 from thg.plans.guide import Run
 from thg.plans.planners import DEFAULT_NFE
+from thg.processes import Process
 
 SHIPPED_SAMPLES = 60
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         call=DEFAULT_CALL.get(args.model),
         progress=not args.quiet,
     )
-    if not _is_first_process():
+    if Process.current().rank:
         return 0
     profile.save(args.out, force=args.force)
     print(profile)
@@ -85,7 +85,3 @@ def shipped_prompts(count: int) -> list[str]:
     every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
     shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
     return [shuffled[i % len(shuffled)] for i in range(count)]
-
-
-def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"

@@ -15,18 +15,12 @@ from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
 from thg.models.pretrained import pretrained
 from thg.models.schedulers import Schedulers
+from thg.processes import best_device
 
 SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
 DEFAULT_STEPS = {"eps": 50, "flow": 28}
 USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
-
-
-def best_device() -> str:
-    """The accelerator of this machine, or its CPU."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def load(args: argparse.Namespace) -> Any:

@@ -41,6 +41,7 @@ export class Budget {
     const asking = (this.asking = new AbortController());
     try {
       const plan = await post("/api/plan", planPart(settings), asking.signal);
+      if (asking.signal.aborted) return;
       this.plan = plan;
       this.#draw(plan);
       this.drawn(plan);

@@ -124,11 +124,12 @@ export class Form {
     for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
   }
 
-  // What the planner has chosen: the settings say only what differs from it.
+  // What the planner has chosen: the settings say only what differs from it. The field with the cursor is the reader's.
   showDrawn({ plan, cutoff, calls }) {
     setRadio("order", plan.hare_order);
-    $("corrector").value = plan.corrector;
-    $("boost").value = plan.boost;
-    $("cutoff").value = cutoff < calls ? cutoff : "";
+    const values = { corrector: plan.corrector, boost: plan.boost, cutoff: cutoff < calls ? cutoff : "" };
+    for (const [id, value] of Object.entries(values)) {
+      if (document.activeElement !== $(id)) $(id).value = value;
+    }
   }
 }
