@@ -195,9 +195,10 @@ def test_a_conversion_with_the_sample():
     )
 
 
-def test_tokens_of_later_frames():
-    cond, uncond = branches(shape=(1, 3 * 16, 8))
-    passed = guided(cond, uncond).mT.unflatten(2, (3, 4, 4))[:, :, 1:]
+@pytest.mark.parametrize("frames", [3, 6])  # with 6, the numbers of the later ones are no fraction of all
+def test_tokens_of_later_frames(frames):
+    cond, uncond = branches(shape=(1, frames * 16, 8))
+    passed = guided(cond, uncond).mT.unflatten(2, (frames, 4, 4))[:, :, 1:]
     assert learned(one(uncond, cond), passed).layout == Batched(denoisers=("unet",))
 
 
@@ -222,6 +223,8 @@ def test_reasons():
     assert "guidance is off" in unclear(one(uncond, cond), cond.clone()).why
     assert "averaged" in unclear(one(uncond, cond), guided(cond, uncond, 0.5)).why
     assert "no guidance in this step" in unclear([Outputs("unet", (cond[:1],))], cond[:1]).why
+    assert not unclear([Outputs("unet", (cond[:1],))], cond[:1]).shapeless
+    assert unclear(one(uncond, cond), guided(cond, uncond)[:, :, :5, :3]).shapeless
     nonlinear = unclear(one(uncond, cond), guided(cond, uncond).tanh())
     assert "no combination of its network outputs" in nonlinear.why
     assert "unet: 4x4x16x16" in nonlinear.why

@@ -44,19 +44,23 @@ class Unclear:
     """Why a step has not told the layout.
 
     again: another run may. same_output: its branches are equal. unguided: there is one branch in this step.
+    shapeless: no network output has a shape that could have become what was passed on.
     """
 
     why: str
     again: bool = False
     same_output: bool = False
     unguided: bool = False
+    shapeless: bool = False
 
 
 def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
     """The layout from the calls of one step, what it passed to the scheduler, and the sample of that step."""
     readings = list(read(calls, passed, sample))
     if not readings:
-        return Unclear(f"no guidance in this step ({_seen(calls, passed)})", again=True, unguided=True)
+        why = f"no guidance in this step ({_seen(calls, passed)})"
+        one_branch = any(sum(map(Tensor.numel, call.outputs)) == passed.numel() for call in calls)
+        return Unclear(why, again=True, unguided=True, shapeless=not one_branch)
     measured = [reading.measure() for reading in readings]
     width = max(map(len, measured))
     padded = torch.stack([torch.nn.functional.pad(numbers, (0, width - len(numbers))) for numbers in measured])

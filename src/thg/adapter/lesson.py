@@ -55,13 +55,14 @@ class Lesson:
         self._proven = False  # the given layout was checked, or cannot be
         self._has_leapt = False
         self._unguided: object = None  # the shapes of a step without guidance, in the run under way
+        self.unseen = ""  # what such a step looked like, if its shapes fit nothing
         self._guarded: Learned | None = None  # by what the steps of the run under way are checked: its first one
         self._errors: list[Tensor] = []  # what they leave unexplained; on the device until somebody asks
 
     def begin(self) -> None:
         """A new run."""
         self._unguided = self._guarded = None
-        self._errors = []
+        self._errors, self.unseen = [], ""
 
     @property
     def guards(self) -> bool:
@@ -148,7 +149,7 @@ class Lesson:
         if isinstance(found, Learned):
             return self._found(found, seen, passed)
         if found.unguided:
-            self._unguided = shapes
+            self._unguided, self.unseen = shapes, found.why if found.shapeless else ""
             return None
         return self._unclear(found)
 

@@ -104,8 +104,9 @@ def _is_like(output: Tensor, passed: Tensor) -> bool:
     """Could this output, or a part of it, have become what was passed on?"""
     if output.numel() % passed.numel() == 0 or passed.numel() % output.numel() == 0:
         return output.ndim > 0
-    unequal = [a != b for a, b in zip(output.shape[1:], passed.shape[1:], strict=False)]
-    return output.ndim == passed.ndim and sum(unequal) == 1
+    if output.ndim == passed.ndim:
+        return sum(a != b for a, b in zip(output.shape[1:], passed.shape[1:], strict=True)) == 1
+    return output.ndim == 3 and passed.ndim == 5 and output.shape[2] == passed.shape[1]  # tokens of a video
 
 
 def _fits(branches: Branches, passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:

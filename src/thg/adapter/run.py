@@ -218,8 +218,9 @@ class PipelineRun:
     def summary(self) -> Summary:
         guided = [section for section in self.sections if section.guided_steps]
         notes = dict.fromkeys(section.note() for section in guided or self.sections)
-        if self.plain_because:
-            notes = {f"this run was plain CFG: {self.plain_because}": None}
+        because = self.plain_because or ("" if guided else self._lesson.unseen)
+        if because:
+            notes = {f"this run was plain CFG: {because}": None}
         elif complaint := self._lesson.complaint():
             notes[f"this result may be wrong, and further runs will be plain CFG: {complaint}"] = None
         notes[self._note_on_calls()] = None
