@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import thg
 from thg.ode.mixture import GaussianMixture
 from thg.plans.estimate import Estimate
 from thg.plans.fidelity import CORRECTOR, SLOPE, even
@@ -41,7 +42,7 @@ def flow_run(plan: Plan, response: bool = True) -> tuple[Tensor, Tensor | None]:
             fresh = conditional - (eps - x0)
             used = guide.observe(k, (conditional,), (fresh,)) or (fresh,)
         else:
-            used = guide.predict(k, (conditional,))
+            used = guide.predict(k, (conditional,)) or (torch.zeros_like(x),)
         last = x
         x = x + (float(sigmas[k + 1]) - sigma) * (conditional + (SCALE - 1) * used[0])
     return x, guide.estimated_error(last)
@@ -61,6 +62,25 @@ def test_the_estimate_follows_the_error_over_a_decade(corrector, response):
     assert true[0] > 10 * true[-1]
     assert ratios.max() < 4 * ratios.min()
     assert 0.2 < np.median(ratios) < 5
+
+
+@pytest.mark.parametrize("other", [{"boost": 1.1}, {"cutoff": STEPS - 5}])
+def test_a_plan_that_wants_other_guidance_than_plain_cfg_has_no_estimate(other):
+    coarse = even(STEPS, 10)
+    assert flow_run(Plan(STEPS, coarse))[1] is not None
+    assert flow_run(Plan(STEPS, coarse, **other))[1] is None
+
+
+def test_leaps_of_both_branches_have_no_estimate():
+    run = replace(Run.of(STEPS, SCALE), response=Response.from_final([1.0] * STEPS))
+    guide = thg.leap_both(Plan(STEPS, even(STEPS, 10))).guide(run)
+    for k in range(STEPS):
+        term = (torch.ones(1, 4) * k**2,)
+        if guide.evaluates(k):
+            guide.observe(k, term, term)
+        else:
+            guide.predict(k, term)
+    assert guide.estimated_error(torch.ones(1, 4)) is None
 
 
 def test_rows_are_judged_on_their_own_and_over_the_state_alone():

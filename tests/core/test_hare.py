@@ -38,6 +38,17 @@ def test_weights_sum_to_one():
         assert sum(hare.weights([0.0, 3.0], 7.0, order)) == pytest.approx(1.0)
 
 
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=3), st.integers(1, 5), st.integers(1, 5), st.floats(-3, 12))
+def test_interpolation_is_exact_for_a_parabola(coefficients, gap, next_gap, at):
+    nodes = (0.0, float(gap), float(gap + next_gap))
+
+    def parabola(x):
+        return coefficients[0] + coefficients[1] * x + coefficients[2] * x * x
+
+    value = sum(w * parabola(x) for w, x in zip(hare.interpolation(nodes, at), nodes, strict=True))
+    assert value == pytest.approx(parabola(at), rel=1e-9, abs=1e-6)
+
+
 def _walk(plan, values, positions=None):
     """The terms that a guide uses over a run in which the true term at step i is values[i]."""
     run = Run.of(plan.steps) if positions is None else Run(plan.steps, tuple(positions))

@@ -67,6 +67,7 @@ class BothGuide(HareGuide):
 
     def __init__(self, plan: Plan, run: Run, every: int) -> None:
         super().__init__(plan, run)
+        self._estimate = None  # it would judge the leaps of the guidance term alone
         self._every = every
         self._between = range(ENDS[0], run.steps - ENDS[1])
         self._ran = -1  # the last step at which the network was asked to run
