@@ -33,7 +33,7 @@ class Estimate:
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
         """A leap has ended with this error of the state, up to the factor w - 1."""
-        parts = [torch.linalg.vector_norm(part.float().flatten(1), dim=1).square() for part in missed]
+        parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)).square() for part in missed]
         if any(part.shape != parts[0].shape for part in parts):  # one tensor per sample, of different sizes
             parts = [part.sum().reshape(1) for part in parts]
         new, self.shape = torch.stack(parts).sum(0), tuple(missed[0].shape)
@@ -57,3 +57,8 @@ class Estimate:
         own = self.shape
         wider = part.ndim == len(own) > 2 and part.shape[1] > own[1] and tuple(part.shape[2:]) == own[2:]
         return part[:, : own[1]] if wider else part
+
+
+def _precision(part: Tensor) -> torch.dtype:
+    """Half precision overflows when squared."""
+    return torch.promote_types(part.dtype, torch.float32)

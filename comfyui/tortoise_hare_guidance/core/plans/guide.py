@@ -9,14 +9,14 @@ A network may return several tensors (video and sound); so a term is a tuple of 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..plans import hare
@@ -120,15 +120,15 @@ class GuideMaker(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a leap has missed: gains[n] * direction goes into the guidance of call first + n."""
+    """What a leap has missed: gains[n] are the weights of these terms in what call first + n uses in addition."""
 
-    direction: Term
+    terms: tuple[Term, ...]
     first: int
-    gains: tuple[float, ...]
+    gains: NDArray[np.float64]
 
-    def gain_at(self, step: int) -> float:
+    def gains_at(self, step: int) -> Sequence[float]:
         place = step - self.first
-        return self.gains[place] if place < len(self.gains) else 0.0
+        return self.gains[place].tolist() if place < len(self.gains) else ()
 
 
 class HareGuide:
@@ -138,7 +138,7 @@ class HareGuide:
         self.plan = plan
         self._at = run.positions
         self._run = run
-        self._estimate = None if run.guidance_scale is None else Estimate(_share(plan, run, run.guidance_scale))
+        self._estimate: Estimate | None = _estimate(plan, run)
         self._positions: deque[float] = deque(maxlen=hare.MEMORY)
         self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
         self._last_step = -1  # the last step with guidance
@@ -189,7 +189,8 @@ class HareGuide:
     def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
         """How far this run ends from plain CFG, per row, over the norm of the state (`sample`, as the network sees it).
 
-        None where nothing can be said: the guidance scale is not known, or there was no leap.
+        None where nothing can be said: the guidance scale is not known, there was no leap, or the plan wants another
+        guidance than plain CFG's (boost, cutoff).
         """
         return None if self._estimate is None else self._estimate.relative_to(sample)
 
@@ -198,68 +199,59 @@ class HareGuide:
         start, response = self._evaluated_at, self._run.response
         if self._positions[-1] == self._at[step]:
             return  # a second call at the time of the last evaluation tells nothing of the leap
-        if response is None:
-            if self._estimate is not None:
-                self._estimate.add(_scaled(self._surprise(step, term), _way(self._run, start, step)))
-            return
-        missed = self._missed(start, step, term)
+        terms = (*self._terms, term)[-1 - self.plan.hare_order :]
+        missed = np.array([self._missed(k, step) for k in range(start, step)])
         if self._estimate is not None:
-            self._estimate.add(_sum([_scaled(d, response.seen(start, amounts)) for d, amounts in missed]))
-        if self.plan.corrector:
-            for direction, amounts in missed:
-                gains = response.corrections(start, [self.plan.corrector * amount for amount in amounts])
-                self._corrections.append(Correction(direction, step, gains))
+            surprise = np.array(self._missed(step, step))
+            seen = _way(self._run, start, step) * surprise if response is None else response.seen(start, missed)
+            self._estimate.add(_combined(terms, seen.tolist()))
+        if response is not None and self.plan.corrector:
+            gains = response.corrections(start, self.plan.corrector * missed)
+            self._corrections.append(Correction(terms, step, gains))
 
-    def _missed(self, start: int, step: int, term: Term) -> list[tuple[Term, list[float]]]:
-        """Directions, and the amount of each that the calls from `start` to this step should have used in addition.
+    def _missed(self, call: int, step: int) -> list[float]:
+        """How much more of the known terms and the fresh one (of `step`) a call of the leap should have used.
 
-        The leap ran on the polynomial through the last `hare_order` terms. The one through the fresh term, too, differs
-        from it at each step k by D * prod(x_k - x_m), with D the divided difference of all of them (Newton's form). A
-        damped slope misses the rest of the slope besides.
+        The polynomial through the fresh term and those that the leap was predicted from, less that prediction.
         """
-        order = self.plan.hare_order
-        nodes, terms = (*self._positions, self._at[step])[-1 - order :], (*self._terms, term)[-1 - order :]
-        calls = [(self.plan.boost_at(k), self._at[k]) for k in range(start, step)]
-        newton = [boost * math.prod(x - other for other in nodes[:-1]) for boost, x in calls]
-        missed = [(_divided_difference(nodes, terms), newton)]
-        if len(nodes) == 3 and self.plan.slope < 1:
-            rest = [boost * (1 - self.plan.slope) * (x - nodes[-2]) for boost, x in calls]
-            missed.append((_divided_difference(nodes[:-1], terms[:-1]), rest))
-        return missed
-
-    def _surprise(self, step: int, term: Term) -> Term:
-        """The fresh term less what would have been predicted for it."""
-        order, slope = self.plan.hare_order, self.plan.slope
-        history = zip(term, zip(*self._terms, strict=True), strict=True)
-        return tuple(
-            d - hare.predict(tuple(self._positions), known, self._at[step], order, slope) for d, known in history
-        )
+        order, at = self.plan.hare_order, self._at[call]
+        known = tuple(self._positions)[-order:]
+        better = hare.interpolation((*known, self._at[step]), at)
+        used = (*hare.weights(known, at, order, self.plan.slope), 0.0)
+        boost = self.plan.boost_at(call)
+        return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 
     def _corrected(self, step: int, term: Term) -> Term:
         """The term with what is owed to this step; what has been paid is forgotten."""
-        for correction in self._corrections:
-            if gain := correction.gain_at(step):
-                term = tuple(d.add(part, alpha=gain) for d, part in zip(term, correction.direction, strict=True))
+        if not self._corrections:
+            return term
+        owed = [(c.terms, c.gains_at(step)) for c in self._corrections]
         self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
-        return term
+        terms = [term, *(part for terms, gains in owed if gains for part in terms)]
+        return _combined(terms, [1.0, *(gain for _, gains in owed for gain in gains)])
 
 
 def _scaled(term: Term, factor: float) -> Term:
     return term if factor == 1.0 else tuple(part * factor for part in term)
 
 
-def _divided_difference(nodes: Sequence[float], terms: Sequence[Term]) -> Term:
-    shares = [1 / math.prod(own - other for other in nodes if other != own) for own in nodes]
-    return _sum([_scaled(term, share) for share, term in zip(shares, terms, strict=True)])
+def _combined(terms: Sequence[Term], weights: Sequence[float]) -> Term:
+    """The weighted sum, with no other new tensor than the result."""
+    return tuple(_weighted_sum(parts, weights) for parts in zip(*terms, strict=True))
 
 
-def _sum(terms: Sequence[Term]) -> Term:
-    return tuple(functools.reduce(torch.add, parts) for parts in zip(*terms, strict=True))
+def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    total = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total
 
 
-def _share(plan: Plan, run: Run, guidance_scale: float) -> float:
+def _estimate(plan: Plan, run: Run) -> Estimate | None:
+    if run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
+        return None
     share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
-    return share * abs(guidance_scale - 1)
+    return Estimate(share * abs(run.guidance_scale - 1))
 
 
 def _way(run: Run, start: int, step: int) -> float:

@@ -6,6 +6,7 @@ Pure: no knowledge of pipelines, schedules or plans.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -24,6 +25,13 @@ def weights(positions: Sequence[float], position: float, order: int, damping: fl
     before, last = positions[-2], positions[-1]
     slope = damping * (position - last) / (last - before)
     return (-slope, 1.0 + slope)
+
+
+def interpolation(positions: Sequence[float], position: float) -> tuple[float, ...]:
+    """Weights of the polynomial through the terms at `positions`, at `position` (Lagrange's form)."""
+    return tuple(
+        math.prod((position - other) / (own - other) for other in positions if other != own) for own in positions
+    )
 
 
 def predict(

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
+
 LOUD = 100.0  # far beyond what a network puts out
 LINEAR = 1e-3  # how far a solver may be off what its response says and still count as linear
 NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no longer carried on to later calls
@@ -29,8 +31,8 @@ class Response:
     scales: what the network sees of the state before each call (1 unless the scheduler scales its input).
     """
 
-    matrix: NDArray[np.float64]
-    scales: NDArray[np.float64] | None = None
+    matrix: Array
+    scales: Array | None = None
 
     @classmethod
     def from_final(cls, responses: Sequence[float]) -> Response:
@@ -38,7 +40,7 @@ class Response:
         return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
 
     @classmethod
-    def measured(cls, states: NDArray[np.float64], scales: NDArray[np.float64] | None = None) -> Response | str:
+    def measured(cls, states: Array, scales: Array | None = None) -> Response | str:
         """From the states after each call (rows) of a solver that started at zero and was given `probe`; or why not."""
         matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
         if silent.any():
@@ -58,37 +60,40 @@ class Response:
         scales = None if self.scales is None else self.scales[start:end]
         return Response(self.matrix[start:end, start:end], scales)
 
-    def seen(self, first: int, amounts: Sequence[float]) -> float:
-        """What the network sees, at the call after them, of these amounts missing at the calls from `first` on."""
-        j = first + len(amounts)
-        scale = 1.0 if self.scales is None else float(self.scales[j])
-        return scale * float(self.matrix[j - 1, first:j] @ np.asarray(amounts, dtype=np.float64))
+    def seen(self, first: int, amounts: Array) -> Array:
+        """What the network sees, at the call after them, of these amounts missing at the calls from `first` on.
 
-    def ways(self) -> NDArray[np.float64]:
+        amounts: a row for each call, a column for each direction that is missing.
+        """
+        j = first + len(amounts)
+        scale = 1.0 if self.scales is None else self.scales[j]
+        return np.asarray(scale * (self.matrix[j - 1, first:j] @ amounts))
+
+    def ways(self) -> Array:
         """How far each call moves the state, as the network sees it, per unit of its output."""
         after = 1.0 if self.scales is None else np.append(self.scales[1:], 1.0)
         return np.asarray(np.abs(np.diagonal(self.matrix)) * after)
 
-    def corrections(self, first: int, amounts: Sequence[float]) -> tuple[float, ...]:
-        """c_j, c_(j+1), ... for the amounts that were missing at the calls from `first` to j - 1."""
+    def corrections(self, first: int, amounts: Array) -> Array:
+        """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
         j = first + len(amounts)
         own = np.diagonal(self.matrix)[j:]
         final = self.matrix[-1, j:]
-        owed = self.matrix[j:, first:j] @ np.asarray(amounts, dtype=np.float64)
+        owed = self.matrix[j:, first:j] @ amounts
         enough = NEGLIGIBLE * np.abs(owed).max(initial=0.0)
-        found: list[float] = []
+        found: list[Array] = []
         for n in range(len(owed)):
-            c = owed[n] / own[n] if own[n] else 0.0
-            owed -= c * self.matrix[j:, j + n]
-            found.append(float(c))
+            c = owed[n] / own[n] if own[n] else np.zeros_like(owed[n])
+            owed -= np.outer(self.matrix[j:, j + n], c)
+            found.append(c)
             if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
                 if abs(final[n]) > 0.1 * abs(own[n]):  # the last one settles the final state
-                    found[-1] += float(owed[-1] / final[n])
+                    found[-1] = c + owed[-1] / final[n]
                 break
-        return tuple(found)
+        return np.array(found)
 
 
-def probe(count: int) -> NDArray[np.float64]:
+def probe(count: int) -> Array:
     """Outputs that tell a solver's response: for each call (row) a unit vector, loud random outputs, and silence.
 
     A solver that clips or thresholds does not answer to the loud ones in proportion; one that draws noise is heard in
