@@ -43,6 +43,7 @@ def load_pack():
 
 
 load_pack()
+from http_server import Server  # noqa: E402
 from shipped import Shipped  # noqa: E402
 
 
@@ -54,3 +55,10 @@ def eps():
 @pytest.fixture(scope="session")
 def flow():
     return Shipped.load("flow")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("comfyui"))
+    yield server
+    server.stop()

@@ -5,7 +5,6 @@ import json
 import shutil
 
 import pytest
-from server import Server
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -15,10 +14,9 @@ OPENED = "window.app.graph._nodes.some(node => node.type == 'TortoiseHareGuidanc
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(server):
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
-    server = Server(tmp_path_factory.mktemp("comfyui"))
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1700, "height": 1000})
@@ -27,7 +25,6 @@ def page(tmp_path_factory):
         page.wait_for_function("window.app?.vueAppReady && window.app.graph && window.app.canvas")
         yield page
         browser.close()
-    server.stop()
 
 
 def open_example(page):

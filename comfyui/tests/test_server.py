@@ -6,19 +6,12 @@ import re
 
 import pytest
 import torch
+from http_server import as_prompt
 from PIL import Image
 from sampling import CFG, psnr
-from server import Server, as_prompt
 from torch import tensor
 
 EXAMPLES = ("text_to_image", "beside_plain_guidance")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("comfyui"))
-    yield server
-    server.stop()
 
 
 def example(server, name, model, seed=42):

@@ -112,6 +112,20 @@ def test_fewer_evaluations_and_the_same_picture(name):
     assert f"{summary.nfe} network evaluations instead of {summary.cfg_nfe}" in str(summary)
 
 
+@pytest.mark.parametrize("name", ["euler", "heun", "dpm++ 2m"])
+def test_both_branches_leap(name):
+    model, network = made(name, thg.leap_both(thg.tapered(0.65), every=4))
+    found, summary = run(name, model), model.summary
+    assert summary.nfe == sum(summary.evaluations) == network.rows // 6 < 0.5 * summary.cfg_nfe
+    assert min(summary.evaluations) == 0
+    assert psnr(found, plain(name)) > 35
+
+
+def test_what_adds_noise_cannot_leap_in_both_branches():
+    with pytest.raises(thg.PlanError, match="leap_both predicts the conditional output"):
+        run("ancestral", made("ancestral", thg.leap_both())[0])
+
+
 def test_the_corrector_needs_the_sampler():
     expected = plain("euler")
     known, _ = made("euler", thg.uniform(every=3, corrector=0.7))

@@ -52,6 +52,17 @@ def test_whatever_enable_takes(choice):
     assert f"{found.nfe} network evaluations instead of 40" in str(found.summary)
 
 
+def test_both_branches_leap():
+    schedule = thg.Schedule.flow(50, time=(1, 0))
+    plain, found = run(PLAIN, schedule=schedule), run(thg.leap_both(thg.tapered(0.65), every=4), schedule=schedule)
+    assert found.nfe == found.summary.nfe == sum(found.summary.evaluations) < 50
+    assert min(found.summary.evaluations) == 0
+    fewer = run(PLAIN, schedule=thg.Schedule.flow(found.nfe // 2, time=(1, 0)))
+    assert psnr(found.x, plain.x) > psnr(fewer.x, plain.x) + 3
+    by_itself = run(thg.leap_both(thg.tapered(0.65), every=1), schedule=schedule)
+    assert torch.equal(by_itself.x, run(thg.tapered(0.65), schedule=schedule).x)
+
+
 def test_the_summary_estimates_the_difference_from_plain_guidance():
     plan = thg.uniform(every=2, corrector=0.85)
     found, plain = run(plan), run(PLAIN)
@@ -250,6 +261,7 @@ def test_a_nan_names_the_step_and_the_branch(branch, name):
         ({"guidance_interval": 0.5}, "must be two times of the network"),
         ({"guidance_interval": (0.2, 0.8), "plan": thg.Plan(STEPS, (0,))}, r"Plan\(..., start=, cutoff=\)"),
         ({"plan": thg.adaptive(), "form": "two-state", "guidance_scale": 2.0}, "takes? form='predictor'|needs form"),
+        ({"plan": thg.leap_both(), "form": "two-state"}, "leap_both needs form='predictor'"),
         ({"plan": 0.65}, "a plan, a planner or the name of a preset, not 0.65"),
         ({"network": lambda x, t, c: (x,)}, "has the type tuple, the latents have"),
     ],

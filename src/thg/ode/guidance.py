@@ -17,6 +17,7 @@ from thg.ode.network import Network
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, step
+from thg.plans.both import PredictsConditional
 from thg.plans.guide import Guide, HareGuide, Run, Term, Visitor
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, guide_maker
@@ -130,13 +131,14 @@ class Guidance:
             return network(x, node, True)
         if self.visitor is not None:
             self._visit(self.visitor, place, network, x, node)
-        if self.guide.evaluates(place):
+        own = self.guide.conditional(place) if isinstance(self.guide, PredictsConditional) else None
+        if own is None and self.guide.evaluates(place):
             e_c, e_u = network.pair(x, node)
             fresh = (e_c - e_u,)
             del e_u
             term: Term | None = self.guide.observe(place, (e_c,), fresh) or fresh
         else:
-            e_c = network(x, node, True)
+            e_c = network(x, node, True) if own is None else own[0].to(x.dtype)
             term = self.guide.predict(place, (e_c,))
         return e_c if term is None else self.scale.added(e_c, term[0])
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thg.errors import ScheduleError
 from thg.ode.network import joined
+from thg.plans.both import PredictsConditional
 from thg.plans.calls import Answer, Calls, trace
 from thg.plans.denoised import DenoisedGuide
 from thg.plans.guide import HareGuide
@@ -77,7 +78,10 @@ class GuidedDenoiser:
             run.count(1, x)
             return self._denoiser(x, sigma, cond=cond, **more)
         guide, call = run.guide_for(cond, uncond, x.shape), run.call
-        if guide is None or guide.evaluates(call):
+        if guide is not None and (own := _predicted(guide, call, x)) is not None:  # both branches leap
+            conditional, unconditional = own, guide.predict(call, own)
+            run.count(0, x)
+        elif guide is None or guide.evaluates(call):
             conditional, unconditional = self._pair(x, sigma, cond, uncond, more)
             if guide is not None:
                 unconditional = guide.observe(call, conditional, unconditional)
@@ -130,6 +134,12 @@ class GuidedDenoiser:
         both = self._denoiser(torch.cat([x, x]), twice, cond=joined(uncond, cond, len(x)), **more)
         unconditional, conditional = both.chunk(2)
         return conditional, unconditional
+
+
+def _predicted(guide: DenoisedGuide, call: int, x: Tensor) -> Tensor | None:
+    """The conditional output, if the guide stands in for it. Denoised latents are as good to predict as noise."""
+    own = guide.guide.conditional(call) if isinstance(guide.guide, PredictsConditional) else None
+    return None if own is None else own[0].to(x.dtype)
 
 
 class _Run:

@@ -21,6 +21,7 @@ from thg.ode.network import Branches, Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
+from thg.plans.both import PredictsConditional
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
@@ -174,7 +175,7 @@ def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
 
 def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
     """Algorithm 1. The hare states between coarse steps are filled one at a time, when they are needed."""
-    plan, scale, network, schedule = _printed(guidance.plan), guidance.scale, run.network, run.schedule
+    plan, scale, network, schedule = _printed(guidance), guidance.scale, run.network, run.schedule
     normal = schedule.normal
     tortoise = Track(x)  # x^T_T <- x_T
     hare_track = Track(torch.zeros_like(x))  # x^H_T <- 0
@@ -198,7 +199,11 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
     return tortoise.x + hare_x
 
 
-def _printed(plan: Plan | None) -> Plan:
+def _printed(guidance: Guidance) -> Plan:
+    """The plan, if it is one that Algorithm 1 can follow."""
+    plan = guidance.plan
+    if isinstance(guidance.guide, PredictsConditional):
+        raise PlanError("leap_both needs form='predictor': in Algorithm 1 the conditional branch runs at each step")
     if plan is None:
         raise PlanError("form='two-state' follows a plan, and this planner makes none; take form='predictor'")
     if plan.corrector:
