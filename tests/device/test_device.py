@@ -68,7 +68,7 @@ def check(case: Case, plan: Any, steps: int = STEPS) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)  # what people use on accelerators
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family, dtype):
     check(on(NAME, FAMILIES[family](), dtype), LEAPS)
@@ -92,7 +92,7 @@ def with_scheduler(name: str) -> Case:
     return case
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if row.option])
 def test_every_scheduler(name, dtype):
     check(on(NAME, with_scheduler(name), dtype), LEAPS)
