@@ -181,6 +181,22 @@ def test_an_unknown_cache_is_named_and_left_alone(broadcast: bool) -> None:
     assert summary.nfe == summary.cfg_nfe
 
 
+def test_a_cache_in_a_hook_of_torch_is_named_when_it_breaks() -> None:
+    case, memory = FAMILIES["SD 1.5"](), []
+
+    def reusing_hook(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        memory.append(output)
+        return memory[0] if len(memory) % 2 else output
+
+    handle = case.pipe.unet.mid_block.register_forward_hook(reusing_hook)
+    with thg.enabled(case.pipe, LEAPS):
+        case.run(steps=STEPS)
+        summary = thg.summary(case.pipe)
+    handle.remove()
+    assert "reusing_hook" in summary.note
+    assert set(summary.evaluations[2:]) == {2}, "plain from where it broke"
+
+
 def test_an_unknown_counter_of_calls_is_refused_where_calls_are_left_out() -> None:
     case = wan21()
     plain = case.pipe.transformer.forward

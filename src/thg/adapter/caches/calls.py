@@ -9,7 +9,7 @@ import torch
 
 from thg.adapter import rows
 from thg.adapter.caches.known import Caches, find_caches
-from thg.adapter.caches.unknown import counts_calls, suspects
+from thg.adapter.caches.unknown import counts_calls, suspects, watchers
 from thg.adapter.call import Call
 from thg.errors import UnsupportedPipelineError
 from thg.plans.both import PredictsConditional
@@ -69,9 +69,7 @@ class CachedNetwork:
         return rows.assemble(kept, [parts[k] for k in range(n)])
 
     def in_leap(self, call: Call) -> Any:
-        """The rows that are left in a leap. The first such call shows whether everything in the network bears it."""
-        if self._checked:
-            return self.conditional(call)
+        """The rows that are left in a leap, with an eye on what an unknown cache would do to them."""
         try:
             output = self.conditional(call)
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
@@ -81,7 +79,6 @@ class CachedNetwork:
         returned = rows.count_out(output)
         if self._rows_out is not None and returned != self._rows_out * call.rows:
             raise self._broken(f"it was given {call.rows} rows and returned {returned}")
-        self._checked = True
         return output
 
     def first_of_two(self, call: Call, refresh: bool) -> Any:
@@ -95,7 +92,7 @@ class CachedNetwork:
         return self.conditional(call, refresh)
 
     def _broken(self, what: str) -> UnsupportedPipelineError:
-        found = suspects(self._module)
+        found = suspects(self._module) or watchers(self._module)
         cause = f"It seems to be {found[0]}, which keeps tensors of earlier calls" if found else "A cache may be why"
         return UnsupportedPipelineError(
             f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "

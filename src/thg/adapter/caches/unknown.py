@@ -19,6 +19,12 @@ def suspects(network: Any) -> list[str]:
     return list(dict.fromkeys([*hooks, *(name for module in network.modules() for name in _replaced(module))]))
 
 
+def watchers(network: Any) -> list[str]:
+    """Forward hooks of torch from elsewhere. Most only look on, so they are named when a call breaks, not before."""
+    hooks = [hook for module in network.modules() for hook in module._forward_hooks.values()]
+    return list(dict.fromkeys(_name(hook) for hook in hooks if _origin(hook).split(".")[0] not in _KNOWN))
+
+
 def counts_calls(network: Any) -> str | None:
     """A forward method from elsewhere on a network that has something like a counter beside it, if there is one."""
     replaced = _replaced(network)
@@ -33,7 +39,15 @@ def _replaced(module: Any) -> list[str]:
     own = vars(module).get("forward")
     function = inspect.unwrap(own) if own is not None else type(module).forward
     function = getattr(function, "func", function)
-    origin = getattr(function, "__module__", None) or ""
+    origin = _origin(function)
     if origin.split(".")[0] in _KNOWN or any(origin == cls.__module__ for cls in type(module).__mro__):
         return []
-    return [f"{origin}.{getattr(function, '__qualname__', 'forward')}"]
+    return [_name(function)]
+
+
+def _origin(function: Any) -> str:
+    return getattr(function, "__module__", None) or ""
+
+
+def _name(function: Any) -> str:
+    return f"{_origin(function)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
