@@ -2,7 +2,8 @@
 
     python benchmarks/make_results.py
 
-Runs that were interrupted go on where they stopped; finished ones are not run again.
+Runs that were interrupted go on where they stopped; finished ones are not run again. A part that is not run and was
+not run here before stays on the page as it is.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ do not. On so small a network half a batch takes more than half the time, and th
 """
 
 
-def section(name: str) -> str:
+def section(name: str, page: str) -> str:
     """A report without its configuration, one level deeper, with its pictures beside the page."""
+    mark = f"<!-- {name} -->\n"
+    if not (RUNS / name / "report.md").exists():
+        return mark + page.partition(mark)[2].partition("<!-- ")[0].strip() + "\n"
     text = (RUNS / name / "report.md").read_text(encoding="utf-8").partition("\n## Configuration")[0]
     for picture in re.findall(r"\]\(([^)]+\.png)\)", text):
         target = HERE / "results" / f"{name}-{picture}"
         target.parent.mkdir(exist_ok=True)
         target.write_bytes((RUNS / name / picture).read_bytes())
         text = text.replace(f"]({picture})", f"](results/{name}-{picture})")
-    return re.sub(r"^#", "##", text, flags=re.MULTILINE).strip() + "\n"
+    return mark + re.sub(r"^#", "##", text, flags=re.MULTILINE).strip() + "\n"
 
 
 def main() -> None:
@@ -54,7 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.only:
         subprocess.run([sys.executable, *COMMANDS[name]], check=True)
-    parts = [section(name) for name in COMMANDS if (RUNS / name / "report.md").exists()]
+    page = (HERE / "RESULTS.md").read_text(encoding="utf-8")
+    parts = [section(name, page) for name in COMMANDS]
     (HERE / "RESULTS.md").write_text("\n".join([HEAD, *parts]), encoding="utf-8")
 
 

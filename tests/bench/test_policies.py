@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from thg.adapter.lesson import forget
 from thg.bench.errors import ConfigError
 from thg.bench.methods.adaptive_guidance import (
     AdaptiveGuidance,
@@ -317,6 +318,7 @@ def test_deep_cache_is_run_counted_and_removed(pipe):
 def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
     pytest.importorskip("DeepCache")
     nfe = STEPS + 2
+    forget()  # a process of its own knows nothing yet of how the pipeline guides
     alone, together = DeepCache(interval=2), DeepCache(interval=2, thg=nfe)
     cost, least = (program.prepare(pilot_of(pipe), {})[1]["nfe"] for program in (alone, together))
     assert least < min(cost, nfe)
@@ -337,11 +339,12 @@ def test_leaps_of_both_branches_are_counted(pipe):
     assert cost < 2 * STEPS - STEPS // 2
 
 
-def test_cache_dit_is_run_counted_and_removed():
+@pytest.mark.parametrize("order", [0, 1])
+def test_cache_dit_is_run_counted_and_removed(order):
     pytest.importorskip("cache_dit")
     flow = stable_diffusion_3()
     before = sample(flow)
-    ready, measured = CacheDiT().prepare(pilot_of(flow), {})
+    ready, measured = CacheDiT(order=order).prepare(pilot_of(flow), {})
     assert 0 < measured["nfe"] <= 2 * STEPS
     sample_under(flow, ready)
     assert torch.equal(sample(flow), before)

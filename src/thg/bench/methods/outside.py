@@ -54,6 +54,9 @@ class Outside(Policy):
             yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+        if self.thg is not None:  # a run that learns how a pipeline guides does not leap where a cache is in it
+            with enabled(pilot.pipe, tapered(self.thg)):
+                pilot.run()
         if "nfe" in known:
             return replace(self, nfe=known["nfe"]), dict(known)
         with counted_work(pilot.pipe) as work:
@@ -140,12 +143,16 @@ class FasterCache(Outside):
 
 @dataclass(frozen=True)
 class CacheDiT(Outside):
-    """cache-dit's DBCache: skips the middle blocks of a transformer while its first blocks' residual hardly changes."""
+    """cache-dit's DBCache: skips the middle blocks of a transformer while its first blocks' residual hardly changes.
+
+    order: of its TaylorSeer calibrator, which continues the residual of the skipped blocks; 0: it is held.
+    """
 
     first_blocks: int = 1
     last_blocks: int = 0
     threshold: float = 0.08
     warmup: int = 8
+    order: int = 0
     paper = "cache-dit, DBCache (package cache-dit)"
 
     @contextmanager
@@ -159,7 +166,12 @@ class CacheDiT(Outside):
             residual_diff_threshold=self.threshold,
             max_warmup_steps=self.warmup,
         )
-        cache_dit.enable_cache(pipe, cache_config=config)
+        continued = None
+        if self.order:  # of the text's residual it has none to continue where the last block drops the text (SD3)
+            continued = cache_dit.TaylorSeerCalibratorConfig(
+                taylorseer_order=self.order, enable_encoder_calibrator=False
+            )
+        cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=continued)
         try:
             yield
         finally:
