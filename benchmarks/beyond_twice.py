@@ -65,10 +65,10 @@ class Hooks:
             yield
         finally:
             context.remove()
-            for module in network.modules():
-                registry = getattr(module, "_diffusers_hook", None)
-                for name in list(registry.hooks) if registry is not None else ():
-                    registry.remove_hook(name, recurse=False)
+            for registry in [vars(module).get("_diffusers_hook") for module in network.modules()]:
+                if registry is not None:
+                    for name in list(registry.hooks):
+                        registry.remove_hook(name, recurse=False)
 
 
 def settings(model: str) -> Iterator[Setting]:
