@@ -15,16 +15,21 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
 
-class OwnPipeline(DiffusionPipeline):
-    """A loop of its own, without any of the names that diffusers' pipelines share."""
+class Factory(DiffusionPipeline):
+    """Is not called itself; such pipelines make others of their components."""
 
     def __init__(self, text_encoder: Any, tokenizer: Any, unet: Any, scheduler: Any) -> None:
         super().__init__()
         self.register_modules(text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
         self.set_progress_bar_config(disable=True)
 
+
+class OwnPipeline(Factory):
+    """A loop of its own, without any of the names that diffusers' pipelines share."""
+
     inspect: Callable[[], Any] = staticmethod(lambda: None)  # what is looked at in the middle of a run
     inspected: Any = None
+    begins_at = 0
 
     @torch.no_grad()
     def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
@@ -32,6 +37,8 @@ class OwnPipeline(DiffusionPipeline):
         self.scheduler.set_timesteps(count)
         state = noise * self.scheduler.init_noise_sigma
         for number, time in enumerate(self.scheduler.timesteps):
+            if number < self.begins_at:
+                continue
             out = self.direction(self.scheduler.scale_model_input(state, time), time, wanted, neutral, strength, number)
             self.inspected = self.inspect()
             state = self.scheduler.step(out, time, state).prev_sample
@@ -155,6 +162,18 @@ class LooksFirstTwoCalls(TwoCalls):
         return super().direction(state, time, wanted, neutral, w, number)
 
 
+class StepsByItself(UncondFirst):
+    """Has a scheduler for its times alone."""
+
+    @torch.no_grad()
+    def __call__(self, words, strength, count, noise):
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        self.scheduler.set_timesteps(count)
+        for number, time in enumerate(self.scheduler.timesteps):
+            noise = noise - 0.1 * self.direction(noise, time, wanted, neutral, strength, number)
+        return noise
+
+
 class OneRowFirst(UncondFirst):
     """Calls its network with the rows of one branch before the guided call."""
 
@@ -223,6 +242,22 @@ class NeedsBoth(UncondFirst):
     pass
 
 
+class KeywordUNet(torch.nn.Module):
+    """A U-Net with names of its own for its arguments, the sample not the first of them."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, ids: Tensor, moment: Tensor, tokens: list[Tensor], text: Tensor) -> Transformer2DModelOutput:
+        return self.unet(tokens[0], moment, encoder_hidden_states=text)
+
+
+class Keywords(TwoCalls):
+    def run(self, state, time, embedding):
+        return self.unet(ids=torch.arange(3), moment=time, tokens=[state], text=embedding).sample
+
+
 class PackingUNet(torch.nn.Module):
     """A U-Net whose output comes as tokens of 2x2 patches."""
 
@@ -279,7 +314,7 @@ class Swapped(StableDiffusionPipeline):
         return latents
 
 
-NETWORKS = {Packed: PackingUNet, LearnedVariance: VarianceUNet, NeedsBoth: BothUNet}
+NETWORKS = {Packed: PackingUNet, LearnedVariance: VarianceUNet, NeedsBoth: BothUNet, Keywords: KeywordUNet}
 
 
 def build(kind: type[DiffusionPipeline], known: StableDiffusionPipeline) -> DiffusionPipeline:

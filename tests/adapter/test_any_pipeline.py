@@ -56,6 +56,7 @@ LEARNED = {
     own.UncondFirst: "one call, unconditional first, w = 5",
     own.CondFirst: "one call, conditional first, w = 5",
     own.TwoCalls: "two calls, conditional first, w = 5",
+    own.Keywords: "two calls, conditional first, w = 5",
     own.TwoCallsUncondFirst: "two calls, unconditional first, w = 5",
     own.Packed: "one call, unconditional first, w = 5",
     own.LearnedVariance: "one call, unconditional first, w = 5",
@@ -152,6 +153,35 @@ def test_a_call_with_fewer_rows_may_begin_a_step(known, noise):
         assert torch.equal(pipe(WORDS, W, STEPS, noise), simple(WORDS, W, STEPS, noise))
         assert thg.summary(pipe).note == ""
         assert thg.summary(pipe).nfe == thg.summary(simple).nfe + STEPS
+
+
+def test_a_pipeline_that_steps_by_itself(known, noise):
+    pipe = own.build(own.StepsByItself, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        summary = thg.summary(pipe)
+    assert summary.note == (
+        "this run was plain CFG: its layout could not be learned, since no step of its scheduler was seen"
+    )
+    assert summary.nfe == summary.cfg_nfe > 0
+    assert summary.finished
+
+
+def test_a_pipeline_without_a_call_of_its_own_is_refused(known):
+    with pytest.raises(thg.UnsupportedPipelineError, match="not called itself"):
+        thg.enable(own.build(own.Factory, known))
+
+
+def test_a_loop_that_begins_late(known, noise):
+    """It leaves out the first steps by itself; the plan is made for those that it takes."""
+    pipe = own.build(own.UncondFirst, known)
+    pipe.begins_at = 3
+    with thg.enabled(pipe, LEAP):
+        pipe(WORDS, W, STEPS, noise)
+        summary = thg.summary(pipe)
+    assert summary.plan == LEAP.plan(thg.Run.of(STEPS - 3))
+    assert summary.finished
 
 
 def test_the_same_part_of_a_tensor_is_the_same_argument():

@@ -78,6 +78,10 @@ def _layout(pipe: Any) -> Batched | Sequential | Delegates | None:
     layout = layout_of(pipe)
     if isinstance(layout, Refused):
         raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: {layout.why}")
+    if not callable(pipe):
+        raise UnsupportedPipelineError(
+            f"thg cannot accelerate {type(pipe).__name__}: it is not called itself; enable the pipeline that it makes"
+        )
     if not isinstance(layout, Delegates) and not hasattr(getattr(pipe, "scheduler", None), "set_timesteps"):
         raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: it has no scheduler")
     return layout

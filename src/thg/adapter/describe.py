@@ -13,12 +13,13 @@ from thg.errors import THGError
 from thg.plans.guide import Run
 
 
-def describe(scheduler: Any, timesteps: Any, obstacle: str = "") -> Run:
+def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> Run:
     """A run over these time steps of a scheduler. Waits for the device once, and nothing else in a run does.
 
-    obstacle: why the scheduler's response says nothing about the run, if it does not.
+    obstacle: why the scheduler's response says nothing about the run, if it does not. first: the time of the run's
+    first call; it may begin later than the time steps.
     """
-    scheduler, calls = host_copy(scheduler, timesteps)
+    scheduler, calls = host_copy(scheduler, timesteps, first)
     times = [float(t) for t in calls]
     place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
     response, reason = (None, obstacle) if obstacle else scheduler_response(scheduler, calls)

@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 
-def host_copy(scheduler: Any, timesteps: Any) -> tuple[Any, list[Tensor]]:
+def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, list[Tensor]]:
     """A copy of a scheduler on the CPU, and the time of each call of a run as a tensor without dimensions.
 
-    timesteps: those of the run, which may be a part of the scheduler's own.
+    timesteps: those of the run, which may be a part of the scheduler's own. first: the time of the first call, where a
+    pipeline that leaves out the first steps may begin.
     """
     clone = copy.copy(scheduler)
     methods = {name for name in vars(scheduler) if callable(getattr(type(scheduler), name, None))}  # wrapped by others
     own = {name: value for name, value in vars(scheduler).items() if name not in methods}
     state = {name: None if _is_latents(value) else value for name, value in own.items()}
-    remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
     times = timesteps if isinstance(timesteps, Tensor) else torch.as_tensor([float(t) for t in timesteps])
-    if times.device.type != "cpu":
-        remote[""] = times
-    fetched = _fetch(remote)
-    times = fetched.pop("", times).detach().clone()
-    clone.__dict__ = {name: fetched[name] if name in fetched else _own(value) for name, value in state.items()}
-    return clone, list(times.reshape(len(times), -1)[:, 0])
+    times = times.reshape(len(times), -1)[:, 0]
+    start = times[:1] if first is None else torch.as_tensor(first).reshape(-1)[:1]
+    fetched = _fetch({**state, " times": times, " start": start})
+    times, start = fetched.pop(" times"), fetched.pop(" start")
+    clone.__dict__ = fetched
+    found = (times == start).nonzero()
+    return clone, list(times[int(found[0]) :] if len(found) else times)
 
 
 def _is_latents(value: Any) -> bool:
@@ -40,13 +41,16 @@ def _own(value: Any) -> Any:
     return [None if _is_latents(item) else item for item in value] if isinstance(value, list) else value
 
 
-def _fetch(remote: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of one device on the CPU, in a single transfer. Whole numbers up to 2^24 stay exact."""
-    if not remote:
-        return {}
-    flat = torch.cat([value.detach().reshape(-1).float() for value in remote.values()]).cpu()
-    parts = torch.split(flat, [value.numel() for value in remote.values()])
-    return {
-        name: part.reshape(value.shape).to(value.dtype)
-        for (name, value), part in zip(remote.items(), parts, strict=True)
-    }
+def _fetch(state: dict[str, Any]) -> dict[str, Any]:
+    """The same on the CPU, with tensors and lists of its own: those of a device in a single transfer.
+
+    Whole numbers up to 2^24 stay exact.
+    """
+    remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
+    fetched = {name: _own(value) for name, value in state.items() if name not in remote}
+    if remote:
+        flat = torch.cat([value.detach().reshape(-1).float() for value in remote.values()]).cpu()
+        parts = torch.split(flat, [value.numel() for value in remote.values()])
+        for (name, value), part in zip(remote.items(), parts, strict=True):
+            fetched[name] = part.reshape(value.shape).to(value.dtype)
+    return fetched

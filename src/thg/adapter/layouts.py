@@ -175,8 +175,8 @@ _register(
 _register(
     Refused("its edit branches are guided one by one, with masks or momentum of their own"),
     """
-    CycleDiffusionPipeline DreamLitePipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
-    OmniGenPipeline SemanticStableDiffusionPipeline StableDiffusionPipelineSafe UniDiffuserPipeline
+    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
+    SemanticStableDiffusionPipeline StableDiffusionPipelineSafe UniDiffuserPipeline
     """,
 )
 _register(

@@ -33,7 +33,17 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for name in _SAMPLE:
         if name in kwargs:
             return kwargs[name]
-    return args[0] if args else next(iter(kwargs.values()))
+    if args:
+        return args[0]
+    named = ((name, value) for name, value in kwargs.items() if not any(part in name for part in _NOT_BATCHED))
+    return next((value for _, value in named if is_sample(value)), next(iter(kwargs.values())))
+
+
+def is_sample(value: Any) -> bool:
+    """Could this be a batch of samples, or a list of them?"""
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and all(map(is_sample, value))
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
 
 
 def count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -192,7 +192,9 @@ class PipelineRun:
             section.release()
         layout = self._lesson.layout
         rescales = isinstance(layout, Sequential) and layout.rescales
-        self.sections.append(Section(self._maker, caller, timesteps, rescales))
+        self.sections.append(Section(self._maker, caller, call, timesteps, rescales))
+        if self._lesson.words:  # learned from what reaches the scheduler, so that each step is seen
+            self.sections[-1].stepped = True
         return self.sections[-1]
 
     def close(self) -> None:
@@ -218,7 +220,10 @@ class PipelineRun:
     def summary(self) -> Summary:
         guided = [section for section in self.sections if section.guided_steps]
         notes = dict.fromkeys(section.note() for section in guided or self.sections)
+        uncounted = 0 if self.failed else self._rows_to_count  # after the last step that was seen
         because = self.plain_because or ("" if guided else self._lesson.unseen)
+        if self.sections and self._lesson.layout is None and uncounted:
+            because = because or "its layout could not be learned, since no step of its scheduler was seen"
         if because:
             notes = {f"this run was plain CFG: {because}": None}
         elif complaint := self._lesson.complaint():
@@ -227,12 +232,12 @@ class PipelineRun:
         return Summary(
             pipeline=self.name,
             steps=sum(section.run.steps for section in self.sections),
-            nfe=sum(sum(section.evaluations) for section in self.sections),
-            cfg_nfe=sum(sum(section.plain_evaluations) for section in self.sections),
+            nfe=sum(sum(section.evaluations) for section in self.sections) + uncounted,
+            cfg_nfe=sum(sum(section.plain_evaluations) for section in self.sections) + uncounted,
             evaluations=tuple(n for section in self.sections for n in section.evaluations),
             seconds=self.ended - self.started,
             plan=guided[-1].plan if guided else None,
-            finished=not self.failed and all(section.at_last_step for section in self.sections),
+            finished=not self.failed and (uncounted > 0 or all(section.at_last_step for section in self.sections)),
             note="; ".join(note for note in notes if note),
             finite=all(section.is_finite() for section in self.sections),
             sections=len(self.sections),
@@ -248,8 +253,6 @@ class PipelineRun:
                 f"{self.calls_outside} network calls came from another thread or task than the run and ran with all "
                 "branches; thg follows the thread that calls the pipeline"
             )
-        if self.sections and self._lesson.layout is None and self._rows_to_count and not self.failed:
-            return "its layout could not be learned: no step of its scheduler was seen"
         if not self.sections and not self.failed:
             return "no network call of this run was seen"
         return ""

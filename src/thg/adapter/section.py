@@ -15,7 +15,7 @@ from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
-from thg.adapter.rows import tensors_of
+from thg.adapter.rows import is_sample, tensors_of
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
@@ -24,8 +24,9 @@ from thg.plans.plan import Plan
 class Section:
     """Everything that belongs to one pass and to no other. `release` drops what holds tensors."""
 
-    def __init__(self, maker: GuideMaker, caller: Caller, timesteps: Any, rescales: bool = False) -> None:
-        self.run = _described(caller, timesteps, rescales)
+    def __init__(self, maker: GuideMaker, caller: Caller, call: Call, timesteps: Any, rescales: bool = False) -> None:
+        """call: the first one of this pass."""
+        self.run = _described(caller, call, timesteps, rescales)
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
         self._guidance_decided: tuple[Any, bool | None] | None = None
@@ -138,7 +139,7 @@ class Section:
         """The last call of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
         flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
         self.is_finite = functools.partial(all, flags)
-        if isinstance(self.guide, HareGuide):
+        if isinstance(self.guide, HareGuide) and is_sample(call.sample):
             self.error = self.guide.estimated_error(call.sample)
 
     def release(self) -> None:
@@ -160,7 +161,7 @@ class Section:
         return ""
 
 
-def _described(caller: Caller, timesteps: Any, rescales: bool) -> Run:
+def _described(caller: Caller, call: Call, timesteps: Any, rescales: bool) -> Run:
     """What a guide wants to know of a pass over these time steps.
 
     rescales: what reaches the scheduler is not the network's output, but multiples of it that change with the step.
@@ -171,7 +172,9 @@ def _described(caller: Caller, timesteps: Any, rescales: bool) -> Run:
     elif rescales:
         obstacle = "the pipeline rescales the network's output at every step"
     scheduler = caller.pipe.scheduler
-    run = describe(scheduler, scheduler.timesteps if timesteps is None else timesteps, obstacle)
+    first = caller.loop_time()
+    first = call.time if first is None else first
+    run = describe(scheduler, scheduler.timesteps if timesteps is None else timesteps, obstacle, first)
     return replace(
         run,
         guidance_scale=caller.guidance_scale(),
