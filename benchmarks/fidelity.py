@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,27 @@ from thg.cli.calibrate import shipped_prompts
 from thg.files import write_atomically
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.models.schedulers import Schedulers
+from thg.plans.planners import whole_steps
 
 HELD_OUT = 2_000_000  # the first seed
 FIRST_ORDER = {"eps": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}
 SECOND_ORDER = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
-PLANS: dict[str, Any] = {"default": None, "0.1.0": thg.tapered(0.65, corrector=0.7)}
+
+
+@dataclass(frozen=True)
+class FormerDefault:
+    """What 0.1.0 did without being told: 65 % of plain CFG's evaluations, whatever the steps."""
+
+    def plan(self, run: thg.Run) -> thg.Plan:
+        steps, count = run.steps, round(0.65 * 2 * run.steps) - run.steps
+        x = (np.arange(steps) + 0.5) / steps
+        density = 1 + 1.5 * np.exp(-((x / 0.4) ** 2)) + 3 * np.exp(-(((1 - x) / 0.05) ** 2))
+        passed = np.append(0.0, np.cumsum(density)) / np.sum(density)
+        places = np.interp(np.arange(count) / count, passed, np.arange(steps + 1.0))
+        return thg.Plan(steps, whole_steps(np.round(places - 0.5), steps), corrector=0.7)
+
+
+PLANS: dict[str, Any] = {"default": None, "0.1.0": FormerDefault()}
 
 
 class Model:

@@ -88,12 +88,14 @@ def test_in_a_modular_pipeline_it_equals_enable():
 
     source.set_progress_bar_config(disable=True)
     plain = modular(ClassifierFreeGuidance(guidance_scale=4.0))
+    budget = thg.tapered(0.75)
+    fixed = thg.tapered(0.75, corrector=0.0).plan(thg.Run.of(STEPS))
     found = []
-    for corrector, scheduler in ((0.0, None), (0.7, source.scheduler)):
-        with thg.enabled(source, thg.tapered(0.75, corrector=corrector)):
+    for plan, settings in ((fixed, {"plan": fixed}), (budget, {"nfe": 0.75, "scheduler": source.scheduler})):
+        with thg.enabled(source, plan):
             generator = torch.Generator().manual_seed(0)
             enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
-        found.append(modular(thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.75, scheduler=scheduler)))
+        found.append(modular(thg.TortoiseHareGuidance(guidance_scale=4.0, **settings)))
         np.testing.assert_allclose(found[-1], enabled, atol=1e-4)
         assert np.abs(found[-1] - plain).max() > 1e-4
     assert np.abs(found[0] - found[1]).max() > 1e-4  # the corrector acts

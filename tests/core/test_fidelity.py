@@ -1,13 +1,13 @@
 """The dial: evaluations for a tolerance, and where they go."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import balanced, evaluations_within, spread, with_last
+from thg.plans.fidelity import balanced, evaluations_within, even, lightest
 from thg.plans.guide import Run
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
@@ -47,13 +47,37 @@ def test_a_tolerance_of_almost_nothing_is_plain_guidance():
     assert thg.within(1e-9).plan(Run.of(30, 5.0)).coarse == tuple(range(30))
 
 
-def test_grids_have_the_density_asked_for():
-    assert spread(np.ones(12), 6) == (0, 2, 4, 6, 8, 10)
-    assert with_last(np.ones(11), 6) == (0, 2, 4, 6, 8, 10)
-    assert spread(np.ones(4), 1) == with_last(np.ones(4), 1) == (0,)
-    leaps = [b - a for a, b in pairwise(spread(np.linspace(3, 1, 60), 12))]
+def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:
+    """What `lightest` makes small, written out."""
+    passed = np.append(0.0, np.cumsum(density))
+    leaps = [passed[b] - passed[a] for a, b in pairwise(grid) if b - a > 1]
+    return float(np.sum(np.power(leaps, 4)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_other_grid_weighs_less(seed):
+    rng = np.random.default_rng(seed)
+    density = rng.uniform(0.2, 3, 10)
+    for count in range(2, 11):
+        grids = [(0, *inner, 9) for inner in combinations(range(1, 9), count - 2)]
+        found = lightest(density, count)
+        assert found in grids
+        assert weight(density, found) <= min(weight(density, grid) for grid in grids) * (1 + 1e-9)
+
+
+def test_leaps_are_short_where_the_density_is_high():
+    leaps = [b - a for a, b in pairwise(lightest(np.linspace(3, 1, 60), 12))]
     assert leaps[0] < leaps[-1]
-    assert spread(np.array([1e-9] * 9 + [1.0]), 3) == (0, 8, 9)  # distinct, whatever the density
+    assert lightest(np.ones(4), 1) == (0,)
+    assert even(13, 5) == (0, 3, 6, 9, 12)
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50])
+def test_a_larger_budget_never_weighs_more(steps):
+    density = np.random.default_rng(steps).uniform(0.5, 2, steps)
+    weights = [weight(density, lightest(density, count)) for count in range(2, steps + 1)]
+    assert weights == sorted(weights, reverse=True)
+    assert weights[-1] == 0.0
 
 
 def test_uneven_steps_move_the_grid():
@@ -64,7 +88,8 @@ def test_uneven_steps_move_the_grid():
 
 def test_a_last_step_that_hardly_moves_the_state_is_not_worth_an_evaluation():
     assert balanced(flow_run(50), 14)[-1] == 49
-    assert balanced(flow_run(50, last=0.001), 14)[-1] < 49
+    assert balanced(flow_run(50, last=0.001), 14)[-1] == 48
+    assert balanced(flow_run(50, last=0.001), 50) == tuple(range(50))
 
 
 def test_without_a_corrector_the_grid_is_even_and_has_more_evaluations():

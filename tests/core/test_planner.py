@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import thg
 from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
+from thg.plans.fidelity import CORRECTOR, SLOPE
 from thg.plans.guide import Run
 from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
 
@@ -162,7 +163,7 @@ def test_tapered_leaps_are_short_at_both_ends(steps, nfe):
     longest = leaps.index(max(leaps))
     assert leaps[0] < max(leaps) > leaps[-1]
     assert len(leaps) // 2 <= longest < len(leaps) - 1  # guidance changes most in the first half
-    assert (plan.hare_order, plan.corrector) == (2, 0.7)
+    assert (plan.hare_order, plan.corrector, plan.slope) == (2, CORRECTOR, SLOPE)
 
 
 @pytest.mark.parametrize(

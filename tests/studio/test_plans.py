@@ -6,7 +6,7 @@ import pytest
 
 import thg
 from tests.studio.wishes import plan_wish
-from thg.plans.guide import Run
+from thg.adapter.describe import describe
 
 
 @pytest.mark.parametrize("scheduler", ["DDIMScheduler", "DPMSolverMultistepScheduler", "HeunDiscreteScheduler"])
@@ -31,10 +31,12 @@ def test_closer_costs_more(studio):
     assert costs == sorted(set(costs))
 
 
-def test_a_budget_is_that_of_tapered(studio):
+def test_a_budget_is_that_of_tapered(studio, model):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish()).json()
-    expected = thg.tapered(0.65).plan(Run.of(20))
+    scheduler = model.schedulers.make(None)
+    scheduler.set_timesteps(20)
+    expected = thg.tapered(0.65).plan(describe(scheduler, scheduler.timesteps))
     assert thg.Plan.from_dict(answer["plan"]) == expected
     assert (answer["nfe"], answer["cfg_nfe"], answer["calls"]) == (expected.nfe, 40, 20)
     assert answer["speedup"] == pytest.approx(expected.speedup, abs=1e-3)
