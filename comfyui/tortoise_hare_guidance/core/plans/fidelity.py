@@ -31,9 +31,10 @@ GUIDANCE = 0.2  # ... beyond guidance scale 5 they grow with this power of w - 1
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this many times as many when nothing takes back what a leap got wrong
 
-START, START_WIDTH = 1.5, 0.4  # how much denser evaluations are at the start of a run, over which share of it
-END, END_WIDTH = 3.0, 0.05
-TINY_STEP = 0.1  # of an average step
+START, START_WIDTH = 2.5, 0.2  # how much denser evaluations are at the start of a run, over which share of it
+END, END_WIDTH = 1.0, 0.1
+TINY_STEP = 0.25  # of an average step
+LONGEST_LEAP = 8  # in leaps of average length: more is not tried
 
 
 @dataclass(frozen=True)
@@ -84,24 +85,27 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
 
 def even(steps: int, count: int) -> tuple[int, ...]:
     """`count` steps spread evenly, the first and the last among them."""
-    return with_last(np.ones(steps), count)
+    return lightest(np.ones(steps), count)
 
 
 def balanced(run: Run, count: int) -> tuple[int, ...]:
-    """`count` steps, densest at both ends of the run, and the last one among them if it matters.
+    """`count` steps, densest at both ends of the run; the last of them is the last that matters.
 
     The ends are those of the sequence of steps, and those of the way that the state makes, half and half: on a schedule
-    whose steps are uneven neither alone is right. Nothing corrects the last leap; so the last step is evaluated, unless
-    it hardly moves the state (many schedules end with a tiny step).
+    whose steps are uneven neither alone is right. Nothing corrects the last leap, so the last step is evaluated; not
+    so the steps that hardly move the state, with which many schedules end.
     """
+    if run.adds_noise:  # nothing is corrected, and noise drowns what came before
+        return even(run.steps, count)
     density = tapering((np.arange(run.steps) + 0.5) / run.steps)
     if run.response is None:
-        return with_last(density, count)
+        return lightest(density, count)
     way = run.response.ways()
     way = way / way.sum()
     along = tapering(np.cumsum(way) - way / 2) * way
     density = density / density.mean() + along / along.mean()
-    return spread(density, count) if way[-1] * run.steps < TINY_STEP else with_last(density, count)
+    worth = 1 + int(np.flatnonzero(way * run.steps >= TINY_STEP)[-1])
+    return lightest(density[: max(worth, count)], count)
 
 
 def tapering(x: Array) -> Array:
@@ -110,22 +114,32 @@ def tapering(x: Array) -> Array:
     return np.asarray(1 + start + END * np.exp(-(((1 - x) / END_WIDTH) ** 2)))
 
 
-def with_last(density: Array, count: int) -> tuple[int, ...]:
-    """`count` distinct steps with this density, the first and the last among them."""
-    if count == 1 or count == len(density):
-        return spread(density, count)
-    return (*spread(density[:-1], count - 1), len(density) - 1)
+def lightest(density: Array, count: int) -> tuple[int, ...]:
+    """The `count` steps, the first and the last among them, whose leaps weigh least.
 
-
-def spread(density: Array, count: int) -> tuple[int, ...]:
-    """`count` distinct steps with this density, from 0; the last leap goes as far as the others."""
+    A leap weighs the fourth power of the density that it passes, and one to the next step nothing, since nothing is
+    predicted there. By dynamic programming over the last evaluation.
+    """
     steps = len(density)
     if not 1 <= count <= steps:
         raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {count}")
+    if count == 1:
+        return (0,)
     passed = np.append(0.0, np.cumsum(density)) / np.sum(density)
-    ideal = np.interp(np.arange(count) / count, passed, np.arange(steps + 1.0))
-    grid: list[int] = []
-    for k, place in enumerate(ideal):  # each moved as little as need be to be distinct and to leave room for the rest
-        lowest = grid[-1] + 1 if grid else 0
-        grid.append(min(max(round(place), lowest), steps - count + k))
-    return tuple(grid)
+    longest = min(steps - 1, LONGEST_LEAP * steps // count)
+    ends = np.arange(steps)[:, None]
+    starts = ends - np.arange(1, longest + 1)  # row: the step where a leap ends; column: how long it is
+    weight = (passed[ends] - passed[np.maximum(starts, 0)]) ** 4
+    weight[:, 0] = 0.0
+    weight[starts < 0] = np.inf
+    best = np.where(np.arange(steps) == 0, 0.0, np.inf)  # of the grids so far, by their last step
+    came_from = []
+    for _ in range(count - 1):
+        total = best[np.maximum(starts, 0)] + weight
+        chosen = total.argmin(axis=1)
+        best = total[np.arange(steps), chosen]
+        came_from.append(starts[np.arange(steps), chosen])
+    grid = [steps - 1]
+    for starts_of in reversed(came_from):
+        grid.append(int(starts_of[grid[-1]]))
+    return tuple(reversed(grid))

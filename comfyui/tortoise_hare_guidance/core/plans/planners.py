@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
-from ..plans.fidelity import within
+from ..plans.fidelity import CORRECTOR, SLOPE, balanced, within
 from ..plans.guide import Guide, GuideMaker, HareGuide, Run
 from ..plans.plan import Plan
 from ..plans.presets import Preset, preset
 
 DEFAULT_NFE = 0.65
-DEFAULT_CORRECTOR = 0.7  # damped: it helps most where leaps are short, and never hurt where they were long
-TAPER = ((1.5, 0.4), (3.0, 0.05))  # how much denser at the start and at the end, over which share of the run
+DEFAULT_CORRECTOR = CORRECTOR
 
 
 @runtime_checkable
@@ -104,16 +103,6 @@ def evenly(steps: int, count: int) -> tuple[int, ...]:
     return tuple(i * steps // count for i in range(count))
 
 
-def densest_at_the_ends(steps: int, count: int) -> tuple[int, ...]:
-    """`count` steps, from 0, spread with the density of `tapered`."""
-    x = (np.arange(steps) + 0.5) / steps
-    (start, start_width), (end, end_width) = TAPER
-    density = 1 + start * np.exp(-((x / start_width) ** 2)) + end * np.exp(-(((1 - x) / end_width) ** 2))
-    share = np.append(0.0, np.cumsum(density)) / np.sum(density)
-    ideal = np.interp(np.arange(count) / count, share, np.arange(steps + 1.0))
-    return whole_steps(np.round(ideal - 0.5), steps)
-
-
 def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
     """Rising places as distinct steps of a run, from 0, each moved as little as need be."""
     grid = [0]
@@ -186,17 +175,18 @@ class Tapered:
     corrector: float = DEFAULT_CORRECTOR
 
     def plan(self, run: Run) -> Plan:
-        coarse = densest_at_the_ends(run.steps, affordable(self.nfe, run.steps))
-        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
+        coarse = balanced(run, affordable(self.nfe, run.steps))
+        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector, slope=SLOPE)
 
 
 def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
-    """Short leaps at both ends of a run, long ones in between.
+    """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
     At the start the guidance term changes fast and there is little to predict it from; nothing corrects the last leap
-    of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this.
+    of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this. Where the
+    scheduler adds noise the leaps are even.
 
-    nfe: a budget of evaluations: a float is a share of plain CFG's, an int a count.
+    nfe: a float is a share of plain CFG's evaluations, an int a count.
     hare_order, corrector: see `Plan`.
     """
     check_budget(nfe)
