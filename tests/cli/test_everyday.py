@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -173,8 +175,25 @@ def test_out_of_memory_is_one_line_with_the_size_to_try(here, folder, capsys):
     assert "out of memory; write --batch-size 2" in said
 
 
-def test_what_a_pipeline_does_not_take_is_named(here, capsys):
-    assert "--offload" in fails(capsys, "generate", "a bag", "--offload", "model", "--device", "cpu")
+class Screen(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_bar_is_for_terminals(here, folder):
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "4", "--count", "3", "--batch-size", "2"]
+    with contextlib.redirect_stderr(Screen()) as screen:
+        assert main(words) == 0
+    assert "generating" in screen.getvalue()
+    percents = [int(percent) for percent in re.findall(r"(\d+)% ", screen.getvalue())]
+    assert percents == sorted(percents)
+    assert percents[0] == 0
+    assert percents[-1] <= 100
+    with contextlib.redirect_stderr(io.StringIO()) as file:
+        assert main([*words, "--force"]) == 0
+    assert file.getvalue() == ""
 
 
 def test_files_have_the_mode_of_the_umask(here, capsys):

@@ -1,11 +1,8 @@
 """The training code, run for real on a few hundred pictures."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,24 +10,24 @@ import pytest
 import torch
 from PIL import Image
 
+from tests import forked
 from tests.models.conftest import needs_dataset
 from training import autoencoder, eps, evaluate, export, flow, judge, latents
 from training.captions import caption, caption_words
 from training.tokenizer import MAX_LENGTH, build_tokenizer
 
 TINY = ["--limit", "300", "--batch", "4", "--threads", "1", "--checkpoint-every", "2"]
-ROOT = Path(__file__).parents[2]
 
 
-def stage(module, work: Path, steps: int) -> None:
-    module.main(["--work", str(work), "--steps", str(steps), *TINY])
+def stage(main, work: Path, steps: int) -> None:
+    main(["--work", str(work), "--steps", str(steps), *TINY])
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
     """A work folder with a barely trained autoencoder and its latents."""
     work = tmp_path_factory.mktemp("training")
-    stage(autoencoder, work, 2)
+    stage(autoencoder.main, work, 2)
     latents.main(["--work", str(work), "--limit", "300", "--threads", "1"])
     return work
 
@@ -90,7 +87,7 @@ def test_tones_are_thirds_with_unclear_borders(prepared):
 @needs_dataset
 def test_chain_from_pictures_to_report(prepared, tmp_path):
     for module in (judge, eps, flow):
-        stage(module, prepared, 2)
+        stage(module.main, prepared, 2)
     export.main(["--work", str(prepared), "--models", str(tmp_path)])
     for name, padding in (("eps", []), ("flow", ["--padding", "1"])):
         report, sheet = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
@@ -110,18 +107,16 @@ def test_killed_and_resumed_run_ends_in_the_same_bytes(prepared, tmp_path, modul
     for work in (straight, broken):
         work.mkdir()
         (work / "latents.safetensors").symlink_to(prepared / "latents.safetensors")
-    stage(module, straight, 6)
+    stage(module.main, straight, 6)
 
-    command = [sys.executable, "-m", f"training.{name}", "--work", str(broken), "--steps", "6", *TINY]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    process = forked.start(tmp_path, stage, module.main, broken, 6)
     checkpoint = broken / f"{name}.ckpt.safetensors"
     while not checkpoint.exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        assert process.is_alive(), (tmp_path / "err.txt").read_text()
+        time.sleep(0.005)
+    process.kill()
+    assert forked.finish(process) == -signal.SIGKILL
     assert not (broken / f"{name}.safetensors").exists()
 
-    stage(module, broken, 6)
+    stage(module.main, broken, 6)
     assert (broken / f"{name}.safetensors").read_bytes() == (straight / f"{name}.safetensors").read_bytes()
