@@ -4,9 +4,9 @@
     python -m tests.bench.rehearsal sd35_large           # one
 
 Each configuration in benchmarks/ is made small (tiny pipelines of the same classes saved to disk, a few prompts,
-pictures and sounds made for the purpose as references) and run by torchrun. One worker is killed with SIGKILL as soon
-as samples, measurements and figures appear; the same command goes on. In the end there must be a table, and the samples
-must be those of one process, byte for byte.
+pictures and sounds made for the purpose as references) and run in two processes as torchrun starts them. Both are killed
+with SIGKILL as soon as samples, measurements, figures and tables appear; the same command goes on. In the end there must
+be a report, and the samples must be those of one process, byte for byte.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from tests import forked
 from tests.bench.runs import save_model, save_sound_model
 from tests.bench.tiny_models import save_clap, save_clip
 from tests.calibrate.pipelines import stable_diffusion_3
@@ -33,6 +35,7 @@ from thg.bench.config import load_config, parse_config
 from thg.bench.metrics.vggish import VGGish
 from thg.bench.shard import Shard
 from thg.bench.stages import Run, make_samples
+from thg.cli import main
 from thg.media import wav_bytes
 
 TABLES = Path(__file__).parents[2] / "benchmarks"
@@ -41,6 +44,7 @@ STAGES = {  # a file that appears in each
     "samples": "store/series/*/samples/*.json",
     "measurements": "store/*/*/measured/*/*.safetensors",
     "figures": "run/frontier.png",
+    "tables": "run/metrics.json",
 }
 
 
@@ -138,26 +142,34 @@ def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
     return found
 
 
+def start(folder: Path) -> list[BaseProcess]:
+    """The same without the launcher and its seconds of start-up: forks in the environment that it would give them."""
+    words = ["bench", "--config", str(folder / "bench.toml"), "--out", str(folder / "run")]
+    running = []
+    for rank in range(2):
+        streams = folder / f"process-{rank}"
+        streams.mkdir(exist_ok=True)
+        running.append(forked.start(folder, main, words, streams=streams, RANK=rank, WORLD_SIZE=2))
+    return running
+
+
 def kill_in(stage: str, folder: Path) -> bool:
-    """Starts the run and kills a worker when the stage has made something new; False if the run was quicker."""
+    """Starts the run and kills it when the stage has made something new; False if the run was quicker."""
     before = len(list(folder.glob(STAGES[stage])))
-    launcher, give_up = launch(folder), time.monotonic() + PATIENCE
-    while len(list(folder.glob(STAGES[stage]))) <= before and launcher.poll() is None:
+    running, give_up = start(folder), time.monotonic() + PATIENCE
+    while len(list(folder.glob(STAGES[stage]))) <= before and any(process.is_alive() for process in running):
         assert time.monotonic() < give_up, f"nothing new in {stage}"
-        time.sleep(0.01)
-    running = workers(launcher) if launcher.poll() is None else []
-    if running:
-        os.kill(running[-1].pid, signal.SIGKILL)
-    launcher.communicate(timeout=PATIENCE)
-    return bool(running) and launcher.returncode != 0
+        time.sleep(0.002)
+    for process in running:
+        process.kill()
+    return -signal.SIGKILL in [forked.finish(process) for process in running]
 
 
 def finish(folder: Path) -> str:
     """The run to its end; what it printed."""
-    launcher = launch(folder)
-    out, error = launcher.communicate(timeout=PATIENCE)
-    assert launcher.returncode == 0, error[-3000:]
-    return out
+    for rank, process in enumerate(start(folder)):
+        assert forked.finish(process) == 0, (folder / f"process-{rank}" / "err.txt").read_text()[-3000:]
+    return "".join((folder / f"process-{rank}" / "out.txt").read_text() for rank in range(2))
 
 
 def samples_of(run: Run) -> dict[str, bytes]:
@@ -183,7 +195,7 @@ def rehearse(table: Path, home: Path) -> str:
     return f"{table.stem}: killed in {', '.join(stage for stage, done in killed.items() if done)}\n{out}"
 
 
-def main() -> None:
+def rehearse_all() -> None:
     tables = [path for path in sorted(TABLES.glob("*.toml")) if "shipped" not in path.stem]
     if chosen := sys.argv[1:]:
         tables = [path for path in tables if path.stem in chosen]
@@ -196,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    rehearse_all()
