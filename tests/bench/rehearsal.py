@@ -4,9 +4,9 @@
     python -m tests.bench.rehearsal sd35_large           # one
 
 Each configuration in benchmarks/ is made small (tiny pipelines of the same classes saved to disk, a few prompts,
-pictures and sounds made for the purpose as references) and run in two processes as torchrun starts them. Both are killed
-with SIGKILL as soon as samples, measurements, figures and tables appear; the same command goes on. In the end there must
-be a report, and the samples must be those of one process, byte for byte.
+pictures and sounds made for the purpose as references) and run in two processes as torchrun starts them. Both are
+killed with SIGKILL as soon as samples, measurements, figures and tables appear; the same command goes on. In the end
+there must be a report, and the samples must be those of one process, byte for byte.
 """
 
 import contextlib
