@@ -27,11 +27,19 @@ class Server:
         command = [sys.executable, str(HERE / "serve.py"), str(folder), str(port)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))
-        self._until(lambda: self.get("/system_stats"))
+        try:
+            self._until(lambda: self.get("/system_stats"))
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:  # a busy machine
+            self.process.kill()
+            self.process.wait()
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
