@@ -12,7 +12,7 @@ from comfy_extras import (
     nodes_slg,
     nodes_tcfg,
 )
-from sampling import compared, ksampler, strip, with_thg
+from sampling import compared, ksampler, report, strip, with_thg
 
 STEPS = 30
 ALIKE = 30  # dB
@@ -45,6 +45,11 @@ def test_together(name, other, request):
         print(f"{name} {other} {result.psnr:.1f} dB {result.share:.2f}")
         assert result.psnr > ALIKE
         assert result.share < (1.0 if other == "LazyCache" else 0.85)  # after each step that it skips, all is evaluated
+
+
+def test_cfg_zero_star_goes_without_the_corrector(eps):
+    model = with_thg(EPS["CFGZeroStar"](eps.model))
+    assert "no corrector: CFG-Zero*" in report(ksampler(eps, model, steps=STEPS).latents)
 
 
 def test_a_change_of_the_scale_is_evaluated_anew(eps):

@@ -13,6 +13,9 @@ ATTENTION = {  # nodes whose attention patches compare the two branches
     "NAGuidance": "Normalized Attention Guidance needs both branches in one batch",
     "SelfAttentionGuidance": "Self-Attention Guidance needs the attention of the unconditional branch",
 }
+FORMULAS = {  # guidance formulas that a large correction of one step would upset
+    "CFGZeroStar": "CFG-Zero* scales the unconditional branch by its likeness to the other",
+}
 
 
 def obstacle(model_options: dict[str, Any]) -> str:
@@ -28,6 +31,12 @@ def obstacle(model_options: dict[str, Any]) -> str:
     patches = (*_functions(options.get("patches")), *_functions(options.get("patches_replace")))
     names = {_name(patch).split(".")[0] for patch in patches}
     return next((reason for node, reason in ATTENTION.items() if node in names), "")
+
+
+def no_corrector(model_options: dict[str, Any]) -> str:
+    """Why nothing may be corrected with these options, or nothing."""
+    names = {_name(function).split(".")[0] for function in _functions(model_options.get("sampler_post_cfg_function"))}
+    return next((reason for node, reason in FORMULAS.items() if node in names), "")
 
 
 def _functions(nest: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from .core.plans.denoised import DenoisedGuide
 from .core.plans.guide import HareGuide, Run
 from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
 from .core.plans.report import Summary
-from .guards import obstacle
+from .guards import no_corrector, obstacle
 from .sampler import DryRun
 from .settings import Settings
 
@@ -85,7 +85,7 @@ class Session:
         try:
             if reason:
                 raise ScheduleError(reason)
-            self._begin(dry, schedule.percent_to_sigma)
+            self._begin(dry, schedule.percent_to_sigma, no_corrector(extra_args["model_options"]))
         except ScheduleError as error:
             self.note = f"plain guidance: {error}"
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
@@ -127,8 +127,10 @@ class Session:
 
     # -- the plan, the memory, the count
 
-    def _begin(self, dry: DryRun, percent_to_sigma: Callable[[float], float]) -> None:
+    def _begin(self, dry: DryRun, percent_to_sigma: Callable[[float], float], no_corrector: str) -> None:
         calls, run = dry.run()
+        if no_corrector:
+            run = replace(run, response=None, no_response=no_corrector)
         plan = self.settings.plan(run, percent_to_sigma)
         self._known = Known(calls, run, plan)
         if self.settings.corrector and run.response is None:
