@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-MINIMUM := tests/core tests/cli tests/models/test_shipped.py $(addprefix tests/release/test_, \
+MINIMUM := tests/core tests/cli tests/bench/test_config.py tests/models/test_shipped.py $(addprefix tests/release/test_, \
 	fuzz.py lifecycle.py network_faults.py old_versions.py)
 
 .PHONY: demo test test-minimum comfyui test-comfyui coverage lint docs bench-core clean

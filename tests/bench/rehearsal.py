@@ -43,7 +43,7 @@ COUNT, BATCH, PATIENCE = 4, 2, 600
 STAGES = {  # a file that appears in each
     "samples": "store/series/*/samples/*.json",
     "measurements": "store/*/*/measured/*/*.safetensors",
-    "figures": "run/frontier.png",
+    "figures": "run/*.png",
     "tables": "run/metrics.json",
 }
 
@@ -155,6 +155,9 @@ def start(folder: Path) -> list[BaseProcess]:
 
 def kill_in(stage: str, folder: Path) -> bool:
     """Starts the run and kills it when the stage has made something new; False if the run was quicker."""
+    if STAGES[stage].startswith("run/"):
+        for path in folder.glob(STAGES[stage]):  # of a stage before: it is made again
+            path.unlink()
     before = len(list(folder.glob(STAGES[stage])))
     running, give_up = start(folder), time.monotonic() + PATIENCE
     while len(list(folder.glob(STAGES[stage]))) <= before and any(process.is_alive() for process in running):

@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+
+from training.data import DEBIAN_FOLDER
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 pytest.importorskip("diffusers", reason="the shipped models need diffusers")
 
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-
 needs_dataset = pytest.mark.skipif(
-    not FASHION_MNIST.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed"
+    not DEBIAN_FOLDER.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed"
 )
 
 

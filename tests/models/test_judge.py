@@ -3,25 +3,22 @@
 import pytest
 import torch
 
-from tests.models.conftest import FASHION_MNIST, needs_dataset
+from tests.models.conftest import needs_dataset
 from thg.errors import THGError
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES, benchmark_prompts, brightness, prompt_for
 from thg.models.judge import Judge
+from training.data import DEBIAN_FOLDER, load_split
 
 
 @needs_dataset
 def test_judge_recognises_real_test_pictures():
-    from training.data import load_split
-
-    pictures, labels = load_split(FASHION_MNIST, "t10k", 2000)
+    pictures, labels = load_split(DEBIAN_FOLDER, "t10k", 2000)
     assert (Judge.load()(pictures).garments == labels).float().mean() >= 0.91
 
 
 @needs_dataset
 def test_tones_split_real_pictures_in_thirds():
-    from training.data import load_split
-
-    pictures, labels = load_split(FASHION_MNIST, "t10k", 2000)
+    pictures, labels = load_split(DEBIAN_FOLDER, "t10k", 2000)
     shares = Judge.load()(pictures, labels).tones.bincount(minlength=3) / 2000
     torch.testing.assert_close(shares, torch.full((3,), 1 / 3), rtol=0, atol=0.05)
 
