@@ -97,9 +97,9 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
     if run.adds_noise:  # nothing is corrected, and noise drowns what came before
         return even(run.steps, count)
     density = tapering((np.arange(run.steps) + 0.5) / run.steps)
-    if run.response is None:
+    way = np.zeros(run.steps) if run.response is None else run.response.ways()
+    if not way.any():
         return lightest(density, count)
-    way = run.response.ways()
     way = way / way.sum()
     along = tapering(np.cumsum(way) - way / 2) * way
     density = density / density.mean() + along / along.mean()
