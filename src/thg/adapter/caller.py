@@ -62,7 +62,7 @@ class Caller:
 
     def timesteps(self) -> Any:
         """What the pipeline's loop runs over, or None where it has not got that far."""
-        return self.local("timesteps", "timesteps_tensor", "prior_timesteps_tensor")
+        return self.local("step_matrix", "timesteps", "timesteps_tensor", "prior_timesteps_tensor")
 
     def loop_time(self) -> Any:
         """The object that the pipeline's loop over the time steps has in hand: another one at each step."""

@@ -54,13 +54,15 @@ class Lesson:
         self.refusal = ""  # why this pipeline runs as plain CFG for good
         self._proven = False  # the given layout was checked, or cannot be
         self._has_leapt = False
+        self._has_guider = False  # an object that may combine the branches anew at each step
         self._unguided: object = None  # the shapes of a step without guidance, in the run under way
         self.unseen = ""  # what such a step looked like, if its shapes fit nothing
         self._guarded: Learned | None = None  # by what the steps of the run under way are checked: its first one
         self._errors: list[Tensor] = []  # what they leave unexplained; on the device until somebody asks
 
     def begin(self) -> None:
-        """A new run."""
+        """A new run. What the one before has shown counts from now on."""
+        self.complaint()
         self._unguided = self._guarded = None
         self._errors, self.unseen = [], ""
 
@@ -92,6 +94,7 @@ class Lesson:
     def refresh(self, pipe: Any) -> None:
         """Finds the layout for the networks that the pipeline has now."""
         known = _known.get(self.cls)
+        self._has_guider = getattr(pipe, "guider", None) is not None
         self.layout = self.given or (_with_twins(pipe, known.learned.layout) if known is not None else None)
 
     @property
@@ -168,12 +171,12 @@ class Lesson:
                 telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
                 telling = telling or isinstance(found.layout, Sequential)
                 _known[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
-                self._guarded = found
+                self._guarded = None if self._has_guider else found
             return reason
         if _order(found.layout) != _order(self.given):
             self.refusal = f"thg expected {_describe(self.given)}, and saw {found.words}"
             return self.refusal
-        self._proven, self._guarded = True, found
+        self._proven, self._guarded = True, None if self._has_guider else found
         return ""
 
 
