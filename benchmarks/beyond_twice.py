@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def settings(model: str) -> Iterator[Setting]:
 def deepcache() -> Iterator[Setting]:
     for interval in (2, 3, 4, 5):
         yield Setting("DeepCache", f"interval {interval}", cache=DeepCache(interval=interval))
-    for interval, share in ((2, 0.8), (2, 0.7), (2, 0.65), (3, 0.65), (5, 0.65), (3, 0.6), (5, 0.6)):
+    for interval, share in ((2, 0.8), (2, 0.75), (2, 0.7), (2, 0.65), (3, 0.65), (5, 0.65), (3, 0.6), (5, 0.6)):
         name = f"interval {interval}, tapered {share:.0%}"
         yield Setting("DeepCache and thg", name, thg.tapered(share), DeepCache(interval=interval))
     for steps in (40, 35):
@@ -110,9 +110,12 @@ def cache_dit() -> Iterator[Setting]:
 def hooks_of_diffusers() -> Iterator[Setting]:
     """FirstBlockCache is not among them: alone it fails on this network, whose last block drops the text."""
     layers = [r".*blocks\.\d+\.(attn|ff|ff_context)$"]
-    for interval in (3, 5, 8):
+    for interval, shares in ((3, (0.8, 0.7, 0.65)), (5, (0.65, 0.6)), (8, (0.65, 0.6))):
         config = TaylorSeerCacheConfig(interval, disable_cache_before_step=5, cache_identifiers=layers)
-        yield from alone_and_with_thg("TaylorSeer", f"interval {interval}", Hooks(apply_taylorseer_cache, config))
+        cache = Hooks(apply_taylorseer_cache, config)
+        yield from alone_and_with_thg("TaylorSeer", f"interval {interval}", cache, shares)
+    name = "interval 8, tapered 65%, 35 steps"
+    yield Setting("TaylorSeer and thg, fewer steps", name, thg.tapered(0.65), cache, 35)
     mag = MagCacheConfig(num_inference_steps=STEPS, mag_ratios=[1.0] * STEPS)
     yield from alone_and_with_thg("MagCache", "ratios 1", Hooks(apply_mag_cache, mag))
     attention = PyramidAttentionBroadcastConfig(3, current_timestep_callback=lambda: 500)  # within its range
@@ -120,9 +123,9 @@ def hooks_of_diffusers() -> Iterator[Setting]:
     yield from alone_and_with_thg("PyramidAttentionBroadcast", "interval 3", pab)
 
 
-def alone_and_with_thg(group: str, name: str, cache: Hooks) -> Iterator[Setting]:
+def alone_and_with_thg(group: str, name: str, cache: Hooks, shares: Sequence[float] = (0.65, 0.6)) -> Iterator[Setting]:
     yield Setting(group, name, cache=cache)
-    for share in (0.65, 0.6):
+    for share in shares:
         yield Setting(f"{group} and thg", f"{name}, tapered {share:.0%}", thg.tapered(share), cache)
 
 
