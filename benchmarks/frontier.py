@@ -1,0 +1,85 @@
+"""The tables of docs/faster.md: the best that at most some share of the work gives, from the rows of RESULTS.md.
+
+    python benchmarks/frontier.py
+
+make_results.py calls it, so that the page says what was measured last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "faster.md"
+LEVELS = (70, 60, 50, 43, 35, 30, 26)  # per cent of plain CFG's work
+ROUNDED = 0.5
+HEAD = """| work | CFG, fewer steps | thg | a cache | a cache and thg | both branches leap | which cache and thg |
+| --- | --- | --- | --- | --- | --- | --- |"""
+
+
+class Row(NamedTuple):
+    group: str
+    setting: str
+    work: float
+    mean: float
+    worst: float
+
+
+KINDS: dict[str, Callable[[str], bool]] = {
+    "steps": lambda group: group.startswith("CFG"),
+    "thg": lambda group: group in ("thg", "thg, fewer steps"),
+    "cache": lambda group: "thg" not in group and not group.startswith("CFG"),
+    "together": lambda group: "and thg" in group,
+    "both": lambda group: "both branches leap" in group,
+}
+
+
+def rows_of(results: str, model: str) -> list[Row]:
+    """The rows of the section on work beyond a factor of two."""
+    text = results.partition("<!-- beyond -->")[2].partition(f"\n### {model}\n")[2].partition("\n#")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return [Row(group, name, *map(float, numbers)) for group, name, *numbers in cells if numbers[0][:1].isdigit()]
+
+
+def table(rows: list[Row]) -> str:
+    lines = [HEAD]
+    for level in LEVELS:
+        within = [row for row in rows if row.work < level + ROUNDED]
+        best = {kind: _best([row for row in within if belongs(row.group)]) for kind, belongs in KINDS.items()}
+        first = _best(list(filter(None, best.values())))
+        cells = [_cell(row, row == first) for row in best.values()]
+        together = best["together"]
+        which = "–" if together is None else f"{together.group.partition(' and thg')[0]}, {together.setting}"
+        lines.append(f"| {level} % | {' | '.join(cells)} | {which} |")
+    return "\n".join(lines)
+
+
+def _best(rows: list[Row]) -> Row | None:
+    return max(rows, key=lambda row: row.mean, default=None)
+
+
+def _cell(row: Row | None, first: bool) -> str:
+    if row is None:
+        return "–"
+    numbers = f"{row.mean:.1f} / {row.worst:.1f}"
+    return f"**{numbers}**" if first else numbers
+
+
+def current(page: str, results: str) -> str:
+    """The page with the tables that follow from these results."""
+    for model in ("eps", "flow"):
+        before, start, rest = page.partition(f"<!-- {model} -->")
+        _, end, after = rest.partition("<!-- end -->")
+        page = f"{before}{start}\n\n{table(rows_of(results, model))}\n\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    results, page = (path.read_text(encoding="utf-8") for path in (HERE / "RESULTS.md", PAGE))
+    PAGE.write_text(current(page, results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
