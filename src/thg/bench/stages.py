@@ -1,7 +1,7 @@
 """The stages of a benchmark: sample, measure, report. Each does this process's part of what is missing.
 
-Processes share the store and never wait for each other: whoever finds that nothing is missing writes the report, and
-that is the one that finishes last.
+Processes share the store and never wait for each other: the one that finishes last finds that
+nothing is missing, and writes the report.
 """
 
 from __future__ import annotations

@@ -179,9 +179,9 @@ class _Work:
         survived = []
         for k in self.anchors:
             held = self._held_at(k, samples, (k + 1, last))
-            made = (held[k + 1] - plain[k + 1]).norm(dim=1)
-            left = (held[last] - plain[last]).norm(dim=1)
-            survived.append(torch.where(made > 0, left / made, torch.ones_like(made)))
+            at_step = (held[k + 1] - plain[k + 1]).norm(dim=1)
+            at_end = (held[last] - plain[last]).norm(dim=1)
+            survived.append(torch.where(at_step > 0, at_end / at_step, torch.ones_like(at_step)))
         return {"survival": torch.stack(survived, dim=1).double().cpu().numpy()}
 
     def _held_at(self, k: int | None, samples: Sequence[int], watched: tuple[int, ...]) -> dict[int, torch.Tensor]:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Made:
+class Result:
     """The pictures of one method, their cost, and the worst of their estimated errors where there are any."""
 
     title: str
@@ -66,25 +66,25 @@ class Comparison:
         call = pipelines.call_arguments(self.args, self.pipe, self.prompts[:1])
         sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # slow at first
         with Progress((3 if named is None else 4) * len(self.prompts)) as progress:
-            plain = self._made("plain CFG", False, self.steps, progress)
-            made = [plain]
+            plain = self._sample("plain CFG", False, self.steps, progress)
+            results = [plain]
             if named is not None:
-                made += self._if_possible(f"THG, paper ({named})", preset(named), self.steps, progress)
+                results += self._if_possible(f"THG, paper ({named})", preset(named), self.steps, progress)
             ours = self._if_possible("thg", True, self.steps, progress)
-            made += ours
+            results += ours
             if ours and ours[0].nfe < plain.nfe:
                 fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg has made
-                made += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
-        return [_column(each, plain) for each in made]
+                results += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
+        return [_column(each, plain) for each in results]
 
-    def _if_possible(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> list[Made]:
+    def _if_possible(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> list[Result]:
         try:
-            return [self._made(title, plan, steps, progress)]
+            return [self._sample(title, plan, steps, progress)]
         except THGError as error:
             print(f"thg compare: no column {title!r}: {error}", file=sys.stderr)
             return []
 
-    def _made(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> Made:
+    def _sample(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> Result:
         parts: list[Sampled] = []
         for start in range(0, len(self.prompts), self.batch):
             prompts, seeds = self.prompts[start : start + self.batch], self.seeds[start : start + self.batch]
@@ -98,15 +98,15 @@ class Comparison:
         pictures = [picture for part in parts for picture in part.items]
         estimates = [part.summary.estimated_error for part in parts if part.summary is not None]
         error = max((error for estimate in estimates for error in estimate or ()), default=None)
-        return Made(title, pictures, parts[0].nfe, sum(part.seconds for part in parts), error)
+        return Result(title, pictures, parts[0].nfe, sum(part.seconds for part in parts), error)
 
 
-def _column(made: Made, plain: Made) -> Column:
-    caption = f"{made.nfe} NFE   {made.seconds:.2f} s"
-    if made is not plain:
-        decibels = [psnr(a, b, peak=255) for a, b in zip(made.pictures, plain.pictures, strict=True)]
+def _column(result: Result, plain: Result) -> Column:
+    caption = f"{result.nfe} NFE   {result.seconds:.2f} s"
+    if result is not plain:
+        decibels = [psnr(a, b, peak=255) for a, b in zip(result.pictures, plain.pictures, strict=True)]
         worst = f", worst {mean_psnr([min(decibels)]):.1f}" if len(decibels) > 1 else ""
         caption += f"\n{mean_psnr(decibels):.1f} dB{worst}"
-    if made.error is not None:
-        caption += f"\nestimated error {made.error:.1%}"
-    return Column(made.title, caption, made.pictures)
+    if result.error is not None:
+        caption += f"\nestimated error {result.error:.1%}"
+    return Column(result.title, caption, result.pictures)

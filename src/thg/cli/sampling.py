@@ -52,8 +52,8 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
     kind, items = _items(output)
     if report is not None:
         return Sampled(kind, items, seconds, report.nfe, report.cfg_nfe, report)
-    known = rows is not None and kind != "video"  # the rows of a video may be its frames
-    nfe = rows.count // len(seeds) if rows is not None and known else 2 * int(call["num_inference_steps"])
+    countable = rows is not None and kind != "video"  # the rows of a video may be its frames
+    nfe = rows.count // len(seeds) if rows is not None and countable else 2 * int(call["num_inference_steps"])
     return Sampled(kind, items, seconds, nfe, nfe, None)
 
 

@@ -119,8 +119,7 @@ class FasterCache(Outside):
         transformer: Any = getattr(pipe, "transformer", None)
         if not hasattr(transformer, "enable_cache"):
             raise UnsupportedPipelineError(
-                f"FasterCache of diffusers works on transformers with enable_cache, which the network of "
-                f"{type(pipe).__name__} has not"
+                f"FasterCache of diffusers needs a transformer with enable_cache; {type(pipe).__name__} has none"
             )
         hooks = _module("diffusers.hooks")
         config = hooks.FasterCacheConfig(

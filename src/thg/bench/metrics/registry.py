@@ -1,7 +1,7 @@
 """Metrics by name: what can be measured here is made ready, what cannot is named together with the reason.
 
 Own metrics are found by entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that makes one;
-with a parameter `device` it is told where to run.
+if it has a parameter `device`, it gets the device to run on.
 """
 
 from __future__ import annotations
