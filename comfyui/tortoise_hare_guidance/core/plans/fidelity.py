@@ -56,7 +56,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
 
     error: how far the final latents may be from plain CFG's with the same seed, relative to their own norm. It is an
         expectation, made without knowing the network: with 0.01, 95 % of the runs of the shipped models end within
-        1.1 % (noise model) or 1.7 % (flow model). `summary(pipe).estimated_error` tells afterwards what came of it, and
+        1.1 % (noise model) or 1.9 % (flow model). `summary(pipe).estimated_error` tells afterwards what came of it, and
         `thg.tune` aims at the worst 5 % of a given network.
     effort: evaluations that this network needs against those of the network that is assumed; `thg.tune` finds it.
     """
