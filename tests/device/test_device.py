@@ -68,9 +68,11 @@ def check(case: Case, plan: Any, steps: int = STEPS) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)  # what people use on accelerators
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family, dtype):
+def test_every_family(family):
+    """In bfloat16, what people use on accelerators."""
+    # with random weights the branches of this one differ by less than bfloat16 rounds: nothing to learn a layout from
+    dtype = torch.float32 if family == "HunyuanVideo 1.5" else torch.bfloat16
     check(on(NAME, FAMILIES[family](), dtype), LEAPS)
 
 
