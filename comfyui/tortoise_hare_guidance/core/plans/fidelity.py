@@ -88,7 +88,7 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
 
 def even(steps: int, count: int) -> tuple[int, ...]:
     """`count` steps spread evenly, the first and the last among them."""
-    return lightest(np.ones(steps), count)
+    return tuple(np.linspace(0, steps - 1, count).round().astype(int).tolist())
 
 
 def balanced(run: Run, count: int) -> tuple[int, ...]:
