@@ -26,7 +26,7 @@ SAVES = {
 SHOWS = {  # what `thg.summary` prints
     "sdxl.py": "StableDiffusionXLPipeline: 49 network evaluations instead of 80",
     "sd35_large.py": "StableDiffusion3Pipeline: 38 network evaluations instead of 56",
-    "wan_video.py": "WanPipeline: 63 network evaluations instead of 100",
+    "wan_video.py": "WanPipeline: 65 network evaluations instead of 100",
     "audioldm2.py": "AudioLDM2Pipeline: 214 network evaluations instead of 400",
 }
 OWN_MODEL = ("minimal.py", "calibrate_and_save.py")

@@ -69,8 +69,9 @@ def fine(flow) -> np.ndarray:
 
 @pytest.mark.parametrize("name", deterministic(flow=True))
 def test_every_scheduler_of_the_flow_model_works(flow, name, fine):
+    budget = {"kind": "default", "nfe": 0.8}
     with flow.client() as client:
-        heard = finished(client, run_wish(scheduler=name, steps=12, guidance_scale=4.0))
+        heard = finished(client, run_wish(scheduler=name, steps=12, guidance_scale=4.0, plan=budget))
         calls = client.post("/api/plan", json=plan_wish(scheduler=name, steps=12)).json()["calls"]
     assert thg_side(heard)["nfe"] < 2 * calls
     assert np.mean((picture(thg_side(heard)["items"][0]) - fine) ** 2) < 0.02 * 255**2

@@ -13,7 +13,7 @@ from typing import Any
 from thg.errors import THGError
 
 _ORIGINAL = "_thg_original_class"
-_made: dict[type, type] = {}
+_subclasses: dict[type, type] = {}
 
 
 def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> None:
@@ -24,13 +24,13 @@ def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> N
     cls = type(value)
     if hasattr(cls, _ORIGINAL):
         return
-    made = _made.get(cls) if shared else None
-    if made is None:
+    subclass = _subclasses.get(cls) if shared else None
+    if subclass is None:
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        made = type(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
+        subclass = type(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
     if shared:
-        _made[cls] = made
-    value.__class__ = made
+        _subclasses[cls] = subclass
+    value.__class__ = subclass
 
 
 def restore(value: Any) -> None:

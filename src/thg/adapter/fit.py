@@ -45,9 +45,9 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
     sample: P may also hold a multiple of it (a conversion between prediction types before the step).
     Means over the rows are weighted by how much guidance has moved them.
     """
-    target, first, *others = (_wide(value) for value in (passed, *branches))
+    target, first, *others = (_at_least_float32(value) for value in (passed, *branches))
     differences = [other - first for other in others]
-    columns = [first, *differences, *([] if sample is None else [_wide(sample)])]
+    columns = [first, *differences, *([] if sample is None else [_at_least_float32(sample)])]
     coefficients = least_squares(columns, target)
     left = target - _sum([c * column for c, column in zip(coefficients, columns, strict=True)])
     scale, moves = coefficients[0], coefficients[1 : len(branches)]
@@ -65,7 +65,7 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
 
 def passed_on(output: Tensor, passed: Tensor) -> Tensor:
     """The numbers of a `Fit` of one branch: P is the output itself, with either sign."""
-    output, target = _wide(output), _wide(passed)
+    output, target = _at_least_float32(output), _at_least_float32(passed)
     left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
     error = left / _nonzero(ROUNDING * target.norm())
     one, none = torch.ones_like(error), torch.zeros_like(error)
@@ -78,7 +78,7 @@ def combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
     Their order does not change a norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
     candidates for w, each with either sign. The sorted numbers tell which one it is.
     """
-    target, first, second = (_wide(value).flatten() for value in (passed, *branches))
+    target, first, second = (_at_least_float32(value).flatten() for value in (passed, *branches))
     difference = second - first
     a, b = difference.square().sum(), (first * difference).sum()
     root = (b * b - a * (first.square().sum() - target.square().sum())).clamp_min(0).sqrt()
@@ -127,7 +127,7 @@ def _doubt(epsilon: float, target: Tensor, differences: Sequence[Tensor]) -> Ten
     return doubt
 
 
-def _wide(value: Tensor) -> Tensor:
+def _at_least_float32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 

@@ -14,7 +14,7 @@ from thg.adapter.layouts import DENOISERS
 
 _ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters of what users load on top of a network
 
-_known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+_fingerprints: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(pipe: Any) -> str:
@@ -28,10 +28,10 @@ def fingerprint(pipe: Any) -> str:
         if isinstance(network, torch.nn.Module):
             while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):  # torch.compile
                 network = network._orig_mod
-            if network not in _known:
+            if network not in _fingerprints:
                 digest = hashlib.sha256("\n".join(sorted(_parameters(network))).encode()).hexdigest()
-                _known[network] = f"{original_class(network).__name__}:{digest[:8]}"
-            return _known[network]
+                _fingerprints[network] = f"{original_class(network).__name__}:{digest[:8]}"
+            return _fingerprints[network]
     return ""
 
 

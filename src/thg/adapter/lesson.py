@@ -37,12 +37,12 @@ class Known:
 
 
 SLACK = 30  # what later steps may leave: the smaller the noise, the larger the rounding of some formulas
-_known: dict[type, Known] = {}
+_known_by_class: dict[type, Known] = {}
 
 
 def forget() -> None:
     """Forgets all that was learned in this process."""
-    _known.clear()
+    _known_by_class.clear()
 
 
 class Lesson:
@@ -93,26 +93,26 @@ class Lesson:
 
     def refresh(self, pipe: Any) -> None:
         """Finds the layout for the networks that the pipeline has now."""
-        known = _known.get(self.cls)
+        known = _known_by_class.get(self.cls)
         self._has_guider = getattr(pipe, "guider", None) is not None
         self.layout = self.given or (_with_twins(pipe, known.learned.layout) if known is not None else None)
 
     @property
     def shapes_tell(self) -> bool:
         """Do the shapes of a step tell whether it is guided?"""
-        known = _known.get(self.cls)
+        known = _known_by_class.get(self.cls)
         return self.given is None and (known is None or known.telling)
 
     @property
     def place(self) -> int:
         """Of the call with all branches, among the calls of its network in a step."""
-        known = _known.get(self.cls)
+        known = _known_by_class.get(self.cls)
         return known.learned.place if known is not None and self.given is None else 0
 
     @property
     def words(self) -> str:
         """What was learned, for people."""
-        known = _known.get(self.cls)
+        known = _known_by_class.get(self.cls)
         return known.learned.words if known is not None and self.given is None else ""
 
     @contextmanager
@@ -135,14 +135,14 @@ class Lesson:
         Returns why the run must not leap, nothing ("") if it may, and None if there is no guidance in this step.
         """
         calls = outputs_of(seen)
-        known = _known.get(self.cls)
+        known = _known_by_class.get(self.cls)
         if self.given is None and known is not None and known.telling:
             layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
             if ratio == known.ratio:
                 return _mixed(seen, layout)
             if isinstance(layout, Batched) and ratio == known.ratio * len(layout.branches):
                 return None
-            del _known[self.cls]  # other options, another layout: learn it again
+            del _known_by_class[self.cls]  # other options, another layout: learn it again
         elif self._proven or (self.given is not None and not self.given.explained):
             return ""
         shapes = (passed.shape, [tensor.shape for call in calls for tensor in call.outputs])
@@ -170,7 +170,7 @@ class Lesson:
                 calls = outputs_of(seen)
                 telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
                 telling = telling or isinstance(found.layout, Sequential)
-                _known[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
+                _known_by_class[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
                 self._guarded = None if self._has_guider else found
             return reason
         if _order(found.layout) != _order(self.given):

@@ -49,8 +49,8 @@ class Takeover:
         """Takes over the networks that the pipeline has now, and gives back those that it no longer has."""
         self.lesson.refresh(pipe)
         networks = _networks(pipe, self.lesson.layout)
-        for known in self._networks:
-            network = known()
+        for reference in self._networks:
+            network = reference()
             if network is not None and all(network is not wanted for wanted, _, _ in networks):
                 patch.release(network, self)
         for network, role, name in networks:
@@ -58,8 +58,8 @@ class Takeover:
         self._networks = [weakref.ref(network) for network, _, _ in networks]
 
     def _release(self) -> None:
-        for known in self._networks:
-            network = known()
+        for reference in self._networks:
+            network = reference()
             if network is not None:
                 patch.release(network, self)
 

@@ -71,10 +71,10 @@ class AdaptiveGuide:
             self._positions.pop()
             self._terms.pop()
         elif self._terms:
-            made = step - self._evaluated[-1]
+            last_leap = step - self._evaluated[-1]
             ratio = self._chosen.tolerance / max(self._error(step, conditional, term), 1e-12)
-            allowed = made * ratio ** (1 / min(self._chosen.hare_order, len(self._terms)))
-            leap = max(1, min(math.floor(allowed), 2 * made, LONGEST))
+            allowed = last_leap * ratio ** (1 / min(self._chosen.hare_order, len(self._terms)))
+            leap = max(1, min(math.floor(allowed), 2 * last_leap, LONGEST))
         self._positions.append(position)
         self._terms.append(term)
         self._evaluated.append(step)

@@ -71,17 +71,17 @@ class BothGuide(HareGuide):
         self._every = every
         self._between = range(ENDS[0], run.steps - ENDS[1])
         self._ran = -1  # the last step at which the network was asked to run
-        self._known_at: deque[float] = deque(maxlen=hare.MEMORY)
-        self._known: deque[Term] = deque(maxlen=hare.MEMORY)
+        self._outputs_at: deque[float] = deque(maxlen=hare.MEMORY)
+        self._outputs: deque[Term] = deque(maxlen=hare.MEMORY)
 
     def conditional(self, step: int) -> Term | None:
-        runs = step not in self._between or step % self._every == 0 or len(self._known) < hare.MEMORY
+        runs = step not in self._between or step % self._every == 0 or len(self._outputs) < hare.MEMORY
         if runs or self.evaluates(step):
             self._ran = step
             return None
         return tuple(
-            hare.predict(tuple(self._known_at), history, self._at[step], hare.MEMORY)
-            for history in zip(*self._known, strict=True)
+            hare.predict(tuple(self._outputs_at), history, self._at[step], hare.MEMORY)
+            for history in zip(*self._outputs, strict=True)
         )
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
@@ -95,11 +95,11 @@ class BothGuide(HareGuide):
     def _remember(self, step: int, conditional: Term) -> None:
         if self._ran != step:
             return  # it was predicted
-        if self._known_at and self._known_at[-1] == self._at[step]:  # two calls at one time (Heun)
-            self._known_at.pop()
-            self._known.pop()
-        self._known_at.append(self._at[step])
-        self._known.append(tuple(_kept(part) for part in conditional))
+        if self._outputs_at and self._outputs_at[-1] == self._at[step]:  # two calls at one time (Heun)
+            self._outputs_at.pop()
+            self._outputs.pop()
+        self._outputs_at.append(self._at[step])
+        self._outputs.append(tuple(_kept(part) for part in conditional))
 
 
 def _kept(output: torch.Tensor) -> torch.Tensor:

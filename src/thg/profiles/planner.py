@@ -203,14 +203,14 @@ class ProfilePlanner:
             return Plan(run.steps, (0,), hare_order=self.hare_order)
         cutoff = None if self.cutoff is None else max(1, here.step_at(self.cutoff))
         if self.rho is not None:
-            return self._made(run, self._algorithm2(here, self.rho), cutoff)
+            return self._as_plan(run, self._algorithm2(here, self.rho), cutoff)
         assert self.nfe is not None
         evaluations = affordable(self.nfe, run.steps)
         if self.method == "optimal":
-            return self._made(run, self._optimal(here, evaluations), None)
-        return self._made(run, self._within(here, evaluations, cutoff or run.steps), cutoff)
+            return self._as_plan(run, self._optimal(here, evaluations), None)
+        return self._as_plan(run, self._within(here, evaluations, cutoff or run.steps), cutoff)
 
-    def _made(self, run: Run, coarse: tuple[int, ...], cutoff: int | None) -> Plan:
+    def _as_plan(self, run: Run, coarse: tuple[int, ...], cutoff: int | None) -> Plan:
         return Plan(run.steps, coarse, cutoff, self.boost, self.hare_order, self.corrector)
 
     def _algorithm2(self, here: Regridded, rho: float) -> tuple[int, ...]:
@@ -252,21 +252,21 @@ class ProfilePlanner:
         )
         grid = self._optimal(short, max(1, round(evaluations * LONGEST / here.steps)))
         ends = np.array([*grid, LONGEST]) * here.steps / LONGEST
-        spread = np.interp(np.arange(evaluations) * (len(grid) / evaluations), np.arange(len(ends)), ends)
-        return whole_steps(spread, here.steps)
+        places = np.interp(np.arange(evaluations) * (len(grid) / evaluations), np.arange(len(ends)), ends)
+        return whole_steps(places, here.steps)
 
 
-def same_network(known: str, network: str) -> bool:
+def same_network(fingerprint: str, network: str) -> bool:
     """Is a network the one that a profile knows? Of profiles of thg 0.1, which hashed settings, the class counts."""
-    if ":" not in known:
-        return known.rpartition("-")[0] == network.partition(":")[0]
-    return known == network
+    if ":" not in fingerprint:
+        return fingerprint.rpartition("-")[0] == network.partition(":")[0]
+    return fingerprint == network
 
 
 def _require_same_network(profile: Profile, run: Run) -> None:
-    known = profile.about.network
-    if run.network is not None and known and not same_network(known, run.network):
+    fingerprint = profile.about.network
+    if run.network is not None and fingerprint and not same_network(fingerprint, run.network):
         raise ProfileError(
-            f"this profile was measured on the network {known} of {profile.about.pipeline}, and this pipeline has "
-            f"{run.network}; calibrate it: thg.calibrate(pipe, prompts)"
+            f"this profile was measured on the network {fingerprint} of {profile.about.pipeline}, and this pipeline "
+            f"has {run.network}; calibrate it: thg.calibrate(pipe, prompts)"
         )

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 import thg
+from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import DENOISERS
-from thg.adapter.response import scheduler_response
-from thg.adapter.scheduler_table import adds_noise
-from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
 from thg.plans.fidelity import DEFAULT_ERROR
@@ -110,23 +108,7 @@ def _known_run(scheduler: Any, steps: int) -> Run:
         scheduler.set_timesteps(steps, **shift)
     except (ValueError, IndexError, RuntimeError) as error:
         raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
-    times = tuple(float(time) for time in scheduler.timesteps)
-    order = {time: float(i) for i, time in enumerate(dict.fromkeys(times))}
-    try:
-        levels: tuple[float, ...] | None = tuple(scheduler_log_snr(scheduler).tolist())
-    except THGError:
-        levels = None
-    noisy = adds_noise(scheduler)
-    response, reason = scheduler_response(scheduler, list(scheduler.timesteps))
-    return Run(
-        len(times),
-        tuple(order[time] for time in times),
-        log_snr=levels,
-        times=times,
-        response=response,
-        no_response=reason,
-        adds_noise=noisy,
-    )
+    return describe(scheduler, scheduler.timesteps)
 
 
 def _usual_guidance(pipe: Any) -> float:

@@ -136,7 +136,7 @@ def _read_methods(rows: Any, info: ValidationInfo) -> Any:
 
 def _read_method(row: dict[str, Any], where: str, base: Path, steps: int, guidance_scale: float) -> Method:
     policy_name = row.get("policy")
-    if policy_name not in methods():
+    if not isinstance(policy_name, str) or policy_name not in methods():
         raise ConfigError(f"{where}.policy is {policy_name!r}{nearest(str(policy_name), methods())}")
     table = check(methods()[policy_name], row, base, where)
     if not slug(table.name):
