@@ -93,8 +93,8 @@ def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ..
     if len(levels) < 2 or (np.diff(levels) >= 0).any():
         return tuple(float(i) for i in range(len(sigmas)))
     lowest = levels[levels > 0].min() / 2  # stands for zero
-    at, known = (-np.log(np.maximum(values, lowest)) for values in (np.asarray(sigmas, dtype=np.float64), levels))
-    return tuple(float(place) for place in np.interp(at, known, np.arange(len(levels))))
+    at, grid = (-np.log(np.maximum(values, lowest)) for values in (np.asarray(sigmas, dtype=np.float64), levels))
+    return tuple(float(place) for place in np.interp(at, grid, np.arange(len(levels))))
 
 
 def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Tensor]:

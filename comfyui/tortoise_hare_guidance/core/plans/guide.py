@@ -215,9 +215,9 @@ class HareGuide:
         The polynomial through the fresh term and those that the leap was predicted from, less that prediction.
         """
         order, at = self.plan.hare_order, self._at[call]
-        known = tuple(self._positions)[-order:]
-        better = hare.interpolation((*known, self._at[step]), at)
-        used = (*hare.weights(known, at, order, self.plan.slope), 0.0)
+        nodes = tuple(self._positions)[-order:]
+        better = hare.interpolation((*nodes, self._at[step]), at)
+        used = (*hare.weights(nodes, at, order, self.plan.slope), 0.0)
         boost = self.plan.boost_at(call)
         return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 

@@ -209,9 +209,9 @@ class Plan:
         found = data.pop("format", None)
         if found != FORMAT:
             raise PlanError(f"format must be {FORMAT!r}, not {found!r}: this file was not written by Plan.to_json")
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(data) - known):
-            raise PlanError(f"unknown field {unknown[0]!r} in a plan; the fields are {', '.join(sorted(known))}")
+        names = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - names):
+            raise PlanError(f"unknown field {unknown[0]!r} in a plan; the fields are {', '.join(sorted(names))}")
         for needed in ("steps", "coarse"):
             if needed not in data:
                 raise PlanError(f"the field {needed!r} is missing from the plan")
