@@ -43,7 +43,7 @@ def main(check: Path) -> None:
         "bit), and with the default plan, also on a simulated accelerator, where no operation may mix devices. "
         f"**{counts['ok']} of {guided} variants with guidance hold all of it**, {counts['refused']} are refused with a "
         f"reason, {counts['wrong'] + counts['crash']} fail. {len(not_run)} of the {len(supported)} pipelines below "
-        f"could not be run: there is no tiny version of them.{_corrector(rows)}",
+        f"were not run: most have no tiny version.{_corrector(rows)}",
         "",
         "A pipeline need not be in this list: `thg.enable` learns how any pipeline lays out its branches from its "
         "first guided step ([how](extending.md#a-pipeline-of-your-own)). The list says what was checked.",
@@ -106,9 +106,10 @@ def _verdict(found: list[dict[str, str]]) -> str:
     status = worst["status"] if worst["status"] in ("wrong", "crash") else found[0]["status"]
     if any(row["status"] == "ok" for row in found) and status not in ("wrong", "crash"):
         return "ok" if len(found) == 1 else f"ok ({sum(row['status'] == 'ok' for row in found)} variants)"
+    unfinished = any("in time" in row["why"] for row in found)
     return {
         "no-cfg": "no guidance to skip in its tiny version",
-        "skipped": "not run: its tiny version does not run",
+        "skipped": f"not run: {'the check did not finish in time' if unfinished else 'its tiny version does not run'}",
     }.get(status, f"{status}: {worst['why']}")
 
 
