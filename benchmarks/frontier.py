@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from thg.files import write_atomically
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "faster.md"
 LEVELS = (70, 60, 50, 43, 35, 30, 26)  # per cent of plain CFG's work
@@ -78,7 +80,7 @@ def current(page: str, results: str) -> str:
 
 def main() -> None:
     results, page = (path.read_text(encoding="utf-8") for path in (HERE / "RESULTS.md", PAGE))
-    PAGE.write_text(current(page, results), encoding="utf-8")
+    write_atomically(PAGE, current(page, results).encode())
 
 
 if __name__ == "__main__":
