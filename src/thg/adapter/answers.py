@@ -56,7 +56,6 @@ def answer_batched(
     with layout.without_predicted(caller.pipe), leap:
         output = section.network(call).in_leap(call.keeping(keep, of=len(branches)))
     section.count(len(keep), instead_of=len(branches))
-    section.template = output
     kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
     parts = [kept.get(k, kept[cond]) for k in range(len(branches))]
     return _filled(output, parts, cond, predicted, section.guide.predict(step, parts[cond]))
@@ -77,7 +76,7 @@ def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Seque
         section.guide.visit(section.step, call.sample, call.time, evaluate)
     output = section.network(call).all_branches(call, n, [k for k in range(n) if k not in predicted])
     section.count(n, instead_of=n)
-    section.template = output
+    section.keep_form(output)
     parts, term = read(output)
     used = section.guide.observe(section.step, parts[cond], term)
     return output if used is None else _filled(output, parts, cond, predicted, used)
@@ -136,7 +135,8 @@ def answer_sequential(section: Section, layout: Sequential, caller: Caller, call
             section.output = rows.assemble(section.template, [own])
             return section.output
         refresh = guided and section.guide.evaluates(section.step)
-        output = section.output = section.template = section.network(call).first_of_two(call, refresh)
+        output = section.output = section.network(call).first_of_two(call, refresh)
+        section.keep_form(output)
     else:
         output = section.network(call).apart(call)
     section.count(1, instead_of=1)

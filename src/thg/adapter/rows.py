@@ -179,6 +179,11 @@ def branch_terms(output: Any, n: int) -> list[Term]:
     return [tuple(part[k] for part in parts) for k in range(n)]
 
 
+def outline(output: Any) -> Any:
+    """An output of the same form and types, with nothing in its tensors."""
+    return _replace(output, [tensor.new_empty(0) for tensor in tensors_of(output)])
+
+
 def assemble(template: Any, branches: Sequence[Term]) -> Any:
     """An output like `template` (of any number of branches), made of these branches."""
     listed = _list_of_samples(template)

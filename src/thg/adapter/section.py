@@ -15,7 +15,7 @@ from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
-from thg.adapter.rows import is_sample, tensors_of
+from thg.adapter.rows import is_sample, outline, tensors_of
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
 from thg.plans.plan import Plan
@@ -46,7 +46,7 @@ class Section:
         # pipelines that call their network once per branch: the conditional call of the step under way
         self.conditional: Call | None = None
         self.output: Any = None
-        self.template: Any = None  # an output of the network, for those that are predicted whole
+        self.template: Any = None  # the outline of an output, for those that are predicted whole
         self.ahead: Call | None = None  # the last conditional call, where it comes second
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
@@ -134,6 +134,11 @@ class Section:
     @property
     def at_last_step(self) -> bool:
         return self.step == self.run.steps - 1
+
+    def keep_form(self, output: Any) -> None:
+        """Keeps the outline of an output, without its numbers, for outputs that are predicted whole."""
+        if self.template is None:
+            self.template = outline(output)
 
     def watch(self, call: Call, output: Any) -> None:
         """The last call of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
