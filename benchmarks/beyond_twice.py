@@ -90,7 +90,7 @@ def deepcache() -> Iterator[Setting]:
     for interval, share in ((2, 0.8), (2, 0.75), (2, 0.7), (2, 0.65), (3, 0.65), (5, 0.65), (3, 0.6), (5, 0.6)):
         name = f"interval {interval}, tapered {share:.0%}"
         yield Setting("DeepCache and thg", name, thg.tapered(share), DeepCache(interval=interval))
-    for steps in (40, 35):
+    for steps in (40, 35, 32):
         name = f"interval 5, tapered 65%, {steps} steps"
         yield Setting("DeepCache and thg, fewer steps", name, thg.tapered(0.65), DeepCache(interval=5), steps)
 
