@@ -1,11 +1,13 @@
-"""Does the default keep its promise? The shipped models on held-out seeds, beside plain CFG and 0.1.0's default.
+"""Does the default keep its promise? The shipped models on held-out seeds, beside plain CFG and another plan.
 
     python benchmarks/fidelity.py --samples 60 --out results/fidelity
+    python benchmarks/fidelity.py --samples 16 --other profile
 
-For each model, scheduler, number of steps and guidance scale: the share of plain CFG's evaluations; PSNR of the picture
-to plain CFG's, mean and worst 5 %; how many runs end within 1 % of plain CFG's latents; and how many estimates
-(`summary.estimated_error`) are right within a factor of 2. Each cell is kept as a file, so the script goes on where it
-was stopped; the tables come at the end.
+The other plan is 0.1.0's default, or that of the model's profile for the same tolerance. For each model, scheduler,
+number of steps and guidance scale: the share of plain CFG's evaluations; PSNR of the picture to plain CFG's, mean and
+worst 5 %; how many runs end within 1 % of plain CFG's latents; and how many estimates (`summary.estimated_error`) are
+right within a factor of 2. Each cell is kept as a file, so the script goes on where it was stopped; the tables come at
+the end.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from thg.cli.calibrate import shipped_prompts
 from thg.files import write_atomically
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.models.schedulers import Schedulers
+from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.planners import whole_steps
+from thg.profiles.shipped import SHIPPED
 
 HELD_OUT = 4_000_000  # the first seed
 FIRST_ORDER = {"eps": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}
@@ -46,7 +50,8 @@ class FormerDefault:
         return thg.Plan(steps, whole_steps(np.round(places - 0.5), steps), corrector=0.7)
 
 
-PLANS: dict[str, Any] = {"default": None, "0.1.0": FormerDefault()}
+def other_plan(other: str, model: str) -> Any:
+    return FormerDefault() if other == "0.1.0" else thg.Profile.load(SHIPPED / model / "profile.json")
 
 
 class Model:
@@ -84,11 +89,11 @@ class Model:
         latents = latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0)
         return (self.pipe.vae.decode(latents, return_dict=False)[0] / 2 + 0.5).clamp(0, 1)
 
-    def measure(self, scheduler: str, steps: int, scale: float) -> dict[str, Any]:
+    def measure(self, scheduler: str, steps: int, scale: float, other: str) -> dict[str, Any]:
         plain, _, _ = self.latents(scheduler, steps, scale, False)
         wanted = self.pictures(plain)
         cell: dict[str, Any] = {"model": self.name, "scheduler": scheduler, "steps": steps, "guidance_scale": scale}
-        for name, plan in PLANS.items():
+        for name, plan in (("default", None), (other, other_plan(other, self.name))):
             latents, share, estimated = self.latents(scheduler, steps, scale, plan)
             wrong = (latents - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
             square = (self.pictures(latents) - wanted).flatten(1).square().mean(dim=1).clamp(min=1e-10)
@@ -104,24 +109,21 @@ def cells(models: list[str], steps: list[int], scales: list[float]) -> Iterator[
         yield from product((model,), schedulers, steps, own)
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    names = ["model", "scheduler", "w", "steps", "share", "PSNR mean / worst 5 %", "within 1 %", "estimate within 2x"]
-    head = "| " + " | ".join([*names, "0.1.0: share", "PSNR mean / worst 5 %"]) + " |"
-    lines = [head, "|---" * 10 + "|"]
+def table(found: list[dict[str, Any]], other: str) -> str:
+    names = ["share", "PSNR mean / worst 5 %", "within 1 %", "estimate within 2x"]
+    head = " | ".join(["model", "scheduler", "w", "steps", *names, f"{other}: {names[0]}", *names[1:]])
+    lines = [f"| {head} |", "|---" * 12 + "|"]
     for cell in found:
-        new, old = cell["default"], cell["0.1.0"]
-        error, estimated = np.array(new["error"]), np.array(new["estimated"])
-        right = "–" if not estimated.size else f"{np.mean(np.abs(np.log2(estimated / error)) <= 1):.0%}"
         columns = [cell["model"], cell["scheduler"].removesuffix("Scheduler"), f"{cell['guidance_scale']:g}"]
-        columns += [
-            str(cell["steps"]),
-            f"{new['share']:.0%}",
-            _both(new["psnr"]),
-            f"{np.mean(error <= 0.01):.0%}",
-            right,
-        ]
-        lines.append("| " + " | ".join([*columns, f"{old['share']:.0%}", _both(old["psnr"])]) + " |")
+        columns += [str(cell["steps"]), *_columns(cell["default"]), *_columns(cell[other])]
+        lines.append("| " + " | ".join(columns) + " |")
     return "\n".join(lines)
+
+
+def _columns(found: dict[str, Any]) -> list[str]:
+    error, estimated = np.array(found["error"]), np.array(found["estimated"])
+    right = "–" if not estimated.size else f"{np.mean(np.abs(np.log2(estimated / error)) <= 1):.0%}"
+    return [f"{found['share']:.0%}", _both(found["psnr"]), f"{np.mean(error <= DEFAULT_ERROR):.0%}", right]
 
 
 def _both(psnr: list[float]) -> str:
@@ -135,19 +137,24 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
     parser.add_argument("--scales", type=float, nargs="*", default=[7.5], help="besides the model's own")
+    parser.add_argument("--schedulers", nargs="*", default=[], help="such as UniPCMultistepScheduler (default: three)")
+    parser.add_argument("--other", choices=("0.1.0", "profile"), default="0.1.0", help="what stands beside the default")
     parser.add_argument("--out", type=Path, default=Path("results/fidelity"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     models: dict[str, Model] = {}
     found = []
+    other = options.other
     for name, scheduler, steps, scale in cells(options.models, options.steps, options.scales):
-        path = options.out / f"{name}-{scheduler}-{steps}-{scale:g}-{options.samples}.json"
+        if options.schedulers and scheduler not in options.schedulers:
+            continue
+        path = options.out / f"{name}-{scheduler}-{steps}-{scale:g}-{options.samples}-{other}.json"
         if not path.exists():
             model = models.setdefault(name, Model(name, options.samples, options.batch_size))
-            write_atomically(path, json.dumps(model.measure(scheduler, steps, scale)).encode())
+            write_atomically(path, json.dumps(model.measure(scheduler, steps, scale, other)).encode())
         found.append(json.loads(path.read_text()))
-        print(table(found[-1:]).splitlines()[-1], flush=True)
-    print("\n" + table(found))
+        print(table(found[-1:], other).splitlines()[-1], flush=True)
+    print("\n" + table(found, other))
 
 
 if __name__ == "__main__":

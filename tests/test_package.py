@@ -60,6 +60,7 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "leap_both",
     "look_before_you_leap",
     "m_max",
+    "plan_for",
     "preset",
     "read_schedule",
     "sample",

@@ -38,6 +38,7 @@ from thg.profiles.profile import Profile
 
 if TYPE_CHECKING:
     from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
+    from thg.adapter.budget import plan_for
     from thg.adapter.guider import TortoiseHareGuidance
     from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
@@ -52,6 +53,7 @@ _LAZY = {
     "disable": "thg.adapter",
     "enable": "thg.adapter",
     "enabled": "thg.adapter",
+    "plan_for": "thg.adapter.budget",
     "read_schedule": "thg.adapter.schedulers",
     "shipped_pipeline": "thg.models",
     "summary": "thg.adapter",
@@ -86,6 +88,7 @@ __all__ = [
     "leap_both",
     "look_before_you_leap",
     "m_max",
+    "plan_for",
     "preset",
     "read_schedule",
     "sample",

@@ -27,7 +27,7 @@ from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
 from thg.processes import Process
 from thg.profiles.noise import output_weight
-from thg.seeds import sample_seed
+from thg.seeds import generators, sample_seed
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
 
@@ -127,6 +127,25 @@ def test_sensitivity_is_one_at_the_end_and_may_be_left_out(profile):
     assert profile.sensitivity is not None
     assert profile.sensitivity.mean[-1] == pytest.approx(1.0)
     assert profile.anchors[-1] == STEPS - 2
+
+
+def test_the_norm_of_the_state_is_that_before_the_last_step(profile):
+    """Of the latents that the pipeline itself shows; DDIM gives them to the network as they are."""
+    pipe, seen = stable_diffusion(), []
+
+    def look(pipe, step, time, kwargs):
+        seen.append(kwargs["latents"].flatten(1).norm(dim=1))
+        return {}
+
+    pipe(
+        PROMPTS[:3],
+        generator=generators(0, range(3)),
+        num_inference_steps=STEPS,
+        guidance_scale=SCALE,
+        output_type="latent",
+        callback_on_step_end=look,
+    )
+    assert profile.state_norm == pytest.approx(float(seen[-2].square().mean().sqrt()), rel=1e-5)
 
 
 def test_calls_at_one_time_count_once():

@@ -22,6 +22,22 @@ def test_a_plan_of_a_profile(profile_file, capsys):
     assert shown.count("●") == 6
 
 
+def test_a_profile_plans_for_a_tolerance_unless_a_budget_is_given(profile_file, capsys):
+    shown = {}
+    for words in ([], ["--error", "0.01"], ["--error", "0.1"]):
+        assert main(["plan", profile_file, *words]) == 0
+        shown[tuple(words)] = capsys.readouterr().out
+    assert shown[()] == shown["--error", "0.01"]
+    assert shown["--error", "0.1"].count("●") < shown[()].count("●")
+
+
+def test_a_number_of_evaluations_alone_gives_the_steps_too(capsys):
+    assert main(["plan", "--nfe", "40"]) == 0
+    shown = capsys.readouterr().out
+    assert "num_inference_steps=27" in shown
+    assert "40 of 54 evaluations" in shown
+
+
 def test_as_json_it_can_be_read_again(profile_file, tmp_path, capsys):
     assert main(["plan", profile_file, "--rho", "1.1", "--cutoff", "15", "--json"]) == 0
     text = capsys.readouterr().out
@@ -56,6 +72,10 @@ def test_the_plot_is_written(profile_file, tmp_path):
         (["plan", "PROFILE", "--nfe", "20"], "20 steps need 21 to 40"),
         (["plan", "PROFILE", "--nfe", "half"], "--nfe must be a share"),
         (["plan", "--rho", "1"], "without a profile"),
+        (["plan", "PROFILE", "--nfe", "0.6", "--error", "0.01"], "one of a tolerance"),
+        (["plan", "PROFILE", "--error", "1"], "error must be a share above 0 and below 1, not 1.0"),
+        (["plan", "--nfe", "3"], "too few for two steps"),
+        (["plan", "--nfe", "1000000000000"], "1000 steps need 1001 to 2000"),
         (["plan", "nothing.json"], "neither a file"),
         (["calibrate", "--out", "PROFILE"], "exists already"),
         (["calibrate", "--model", "some/model", "--out", "new.json"], "no prompts were given"),

@@ -14,7 +14,10 @@ from thg.plans import hare
 from thg.profiles.noise import noise_share, output_weight, state_at
 from thg.profiles.optimal import leap_costs, optimal_grid
 
-ORDERS = pytest.mark.parametrize(("hare_order", "corrector"), [(1, 0.0), (2, 0.0), (1, 0.7), (2, 0.7)])
+ORDERS = pytest.mark.parametrize(
+    ("hare_order", "corrector", "slope"),
+    [(1, 0.0, 1.0), (2, 0.0, 1.0), (1, 0.7, 1.0), (2, 0.7, 1.0), (2, 0.0, 0.6), (2, 0.7, 0.6)],
+)
 
 
 def random_problem(steps, seed=0):
@@ -23,12 +26,12 @@ def random_problem(steps, seed=0):
     return terms, terms @ terms.T, rng.uniform(0.5, 1.5, steps)
 
 
-def error_of_leap(terms, gain, i, j, end, hare_order, corrector):
+def error_of_leap(terms, gain, i, j, end, hare_order, corrector, slope):
     """Written down step by step: what is used (and corrected afterwards) against what is true."""
     known = [j] if i < 0 else [i, j]
     error = np.zeros(terms.shape[1])
     for k in range(j + 1, end):
-        weights = hare.weights(known, k, hare_order)
+        weights = hare.weights(known, k, hare_order, slope)
         used = sum(w * terms[m] for w, m in zip(weights, known[-len(weights) :], strict=True))
         if corrector and end < len(terms):
             nodes = [*known, end][-1 - hare_order :]
@@ -39,29 +42,29 @@ def error_of_leap(terms, gain, i, j, end, hare_order, corrector):
 
 
 @ORDERS
-def test_costs_are_the_squares_of_the_errors_step_by_step(hare_order, corrector):
+def test_costs_are_the_squares_of_the_errors_step_by_step(hare_order, corrector, slope):
     steps = 7
     terms, gram, gain = random_problem(steps)
-    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector)
+    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope)
     for j in range(steps):
         for i in [-1] if j == 0 else range(j):
             for end in range(j + 1, steps + 1):
-                error = error_of_leap(terms, gain, i, j, end, hare_order, corrector)
+                error = error_of_leap(terms, gain, i, j, end, hare_order, corrector, slope)
                 assert cost[i + 1, j, end] == pytest.approx(error @ error, rel=1e-8, abs=1e-8)
 
 
 @ORDERS
-def test_the_grid_is_the_best_of_all(hare_order, corrector):
+def test_the_grid_is_the_best_of_all(hare_order, corrector, slope):
     steps = 8
     _, gram, gain = random_problem(steps, seed=3)
-    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector)
+    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope)
 
     def total(grid):
         before = (-1, *grid)
         return sum(cost[i + 1, j, end] for i, j, end in zip(before, grid, (*grid[1:], steps), strict=False))
 
     for count in range(1, steps + 1):
-        grid, error = optimal_grid(gram, gain, count, hare_order=hare_order, corrector=corrector)
+        grid, error = optimal_grid(gram, gain, count, hare_order=hare_order, corrector=corrector, slope=slope)
         best = min(total((0, *rest)) for rest in itertools.combinations(range(1, steps), count - 1))
         assert len(grid) == count
         assert grid[0] == 0

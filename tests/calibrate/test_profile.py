@@ -8,10 +8,16 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
+from thg.plans.fidelity import SLOPE
 from thg.plans.guide import Run
+from thg.plans.planners import DEFAULT_CORRECTOR, Planned, guide_maker
+from thg.plans.response import Response
+from thg.profiles.moments import Moments
 from thg.profiles.noise import noise_share
-from thg.profiles.planner import Regridded
-from thg.profiles.profile import About, Moments
+from thg.profiles.optimal import optimal_grid
+from thg.profiles.planner import WORST
+from thg.profiles.profile import About
+from thg.profiles.regridded import Regridded
 
 RUN = Run.of(STEPS, SCALE)
 
@@ -36,6 +42,7 @@ def made_up(steps=50, samples=6, seed=0, kind="flow", scale=5.0):
         gram=np.einsum("snd,smd->nm", terms, terms),
         anchors=(1, steps // 2, steps - 2),
         sensitivity=Moments.of(rng.uniform(0.5, 2, size=(2, 3))),
+        state=Moments.of(rng.uniform(90, 110, size=(samples, 1))),
     )
 
 
@@ -58,6 +65,7 @@ def test_a_profile_survives_its_file(tmp_path, steps):
     loaded = Profile.load(tmp_path / "p.json")
     assert same(profile, loaded)
     assert np.array_equal(profile.gram, loaded.gram)
+    assert profile.state_norm == loaded.state_norm
     assert loaded.anchors == profile.anchors
 
 
@@ -120,6 +128,8 @@ def test_profiles_merge_if_they_are_of_the_same_model():
     both = a.merged(b)
     assert both.samples == 12
     np.testing.assert_allclose(both.gram, a.gram + b.gram)
+    assert both.state_norm**2 == pytest.approx((a.state_norm**2 + b.state_norm**2) / 2)
+    assert a.merged(replace(b, state=None)).state is None
     with pytest.raises(ProfileError, match="different guidance_scale"):
         a.merged(made_up(12, scale=7.0))
 
@@ -189,8 +199,11 @@ def test_another_network_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "either a budget"),
-        ({"nfe": 0.65, "rho": 1.0}, "either a budget"),
+        ({}, "one of a tolerance, error=0.01, a budget"),
+        ({"nfe": 0.65, "rho": 1.0}, "one of a tolerance"),
+        ({"nfe": 0.65, "error": 0.01}, "one of a tolerance"),
+        ({"error": 1.0}, "error must be a share above 0 and below 1"),
+        ({"error": 0.01, "boost": 1.1}, "a tolerance is kept by method='optimal'"),
         ({"nfe": 50}, "50 steps need 51 to 100"),
         ({"nfe": 101}, "50 steps need 51 to 100"),
         ({"nfe": 0.4}, "must lie above 0.5"),
@@ -204,6 +217,50 @@ def test_another_network_is_refused():
 def test_impossible_wishes(arguments, message):
     with pytest.raises(PlanError, match=message):
         made_up().planner(**arguments).plan(Run.of(50, 5.0))
+
+
+def corrected(steps, scale=5.0):
+    """A run that the corrector works in."""
+    return replace(Run.of(steps, scale), response=Response.from_final([1 / steps] * steps))
+
+
+@pytest.mark.parametrize("run", [corrected(50), corrected(50, 7.0), corrected(24), corrected(120), Run.of(50, 5.0)])
+def test_a_larger_tolerance_takes_fewer_evaluations_and_never_more_than_plain(run):
+    counts = [made_up().planner(error=error).plan(run).evaluations for error in (1e-9, 0.003, 0.01, 0.03, 0.3)]
+    assert sorted(counts, reverse=True) == counts
+    assert counts[0] == min(run.steps, 100)  # a long run is planned on a shorter grid
+    assert counts[0] > counts[2] > counts[-1] >= 1
+
+
+def test_a_tolerance_is_that_of_the_predicted_error():
+    """The grid is the smallest whose predicted error is small enough, and without the corrector it has more steps."""
+    profile, error = made_up(), 0.01
+    here = Regridded.of(profile, Run.of(50, 5.0))
+
+    def predicted(count, corrector):
+        options = {"hare_order": 2, "corrector": corrector, "slope": SLOPE, "positions": here.positions}
+        return WORST * optimal_grid(here.gram, here.gain, count, **options)[1] ** 0.5 / profile.state_norm
+
+    with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), Run.of(50, 5.0)))
+    for plan, corrector in ((with_it, DEFAULT_CORRECTOR), (without, 0.0)):
+        assert predicted(plan.evaluations, corrector) <= error < predicted(plan.evaluations - 1, corrector)
+    assert without.evaluations > with_it.evaluations
+    assert with_it.slope == SLOPE
+
+
+def test_a_profile_is_a_planner_for_the_default_tolerance():
+    profile = made_up()
+    assert profile.plan(corrected(50)) == profile.planner(error=0.01).plan(corrected(50))
+    assert isinstance(guide_maker(profile), Planned)
+
+
+def test_a_profile_without_the_norm_of_the_state_plans_for_budgets_only(tmp_path):
+    old = replace(made_up(12), state=None)
+    old.save(tmp_path / "old.json")
+    loaded = Profile.load(tmp_path / "old.json")
+    assert loaded.planner(nfe=18).plan(Run.of(12, 5.0)).nfe == 18
+    with pytest.raises(ProfileError, match=r"made by thg 0\.1 .* calibrate again, or give a budget"):
+        loaded.planner(error=0.01)
 
 
 def test_a_count_is_one_of_the_run_not_of_the_profile():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import balanced, evaluations_within, even, lightest
+from thg.plans.fidelity import balanced, evaluations_within, even, lightest, most_steps
 from thg.plans.guide import Run
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
@@ -45,6 +45,23 @@ def test_the_steps_hardly_change_the_number_of_evaluations_and_the_tolerance_doe
 
 def test_a_tolerance_of_almost_nothing_is_plain_guidance():
     assert thg.within(1e-9).plan(Run.of(30, 5.0)).coarse == tuple(range(30))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("nfe", [6, 20, 30, 40, 55, 70, 140])
+def test_a_budget_takes_the_most_steps_that_the_default_can_guide(nfe, order):
+    def run(steps):
+        return replace(flow_run(steps), order=order)
+
+    steps = most_steps(nfe, run)
+    assert steps + evaluations_within(0.01, run(steps)) <= nfe < steps + 1 + evaluations_within(0.01, run(steps + 1))
+    assert thg.tapered(nfe).plan(run(steps)).nfe == nfe
+    assert steps > nfe // 2 or nfe < 30  # more than plain CFG can take
+
+
+def test_too_small_a_budget_is_refused():
+    with pytest.raises(thg.PlanError, match="too few for two steps"):
+        most_steps(3, flow_run)
 
 
 def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:

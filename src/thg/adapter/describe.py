@@ -35,6 +35,16 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     )
 
 
+def known_run(scheduler: Any, steps: int) -> Run:
+    """The calls of a run with so many steps. The scheduler is one that is not used afterwards."""
+    shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
+    try:
+        scheduler.set_timesteps(steps, **shift)
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
+    return describe(scheduler, scheduler.timesteps)
+
+
 def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
     """The log-SNR at these times, if the scheduler tells."""
     try:

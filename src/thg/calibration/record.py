@@ -42,6 +42,7 @@ class Recorder:
         self._normal: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, in what the solver holds
         self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
         self._times: list[float] = []
+        self._state = torch.zeros(batch, 0)  # the last that the network has seen
 
     def evaluates(self, step: int) -> bool:
         return True
@@ -79,10 +80,11 @@ class Recorder:
         self._terms.append(d)
         normal = self._normalised(self._input, conditional, term, self._grid.noise[self._place])
         self._normal = [*self._normal[-1:], normal]
+        self._state = self._state_of(self._input, conditional)
         return None
 
     def measured(self) -> dict[str, Array]:
-        """Per sample: the norms of each step but the last, and the Gram matrix of the guidance terms."""
+        """Per sample: the norms of each step but the last, the Gram matrix of the terms, the norm of the last state."""
         if len(self._terms) != self._grid.steps:
             raise UnsupportedPipelineError(
                 f"guidance was on at {len(self._terms)} of {self._grid.steps} time steps, and calibration needs all of "
@@ -91,6 +93,7 @@ class Recorder:
         d = torch.stack(self._terms, dim=1).to("cpu", torch.float64)
         rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
         rows["gram"] = torch.bmm(d, d.transpose(1, 2)).numpy()
+        rows["state"] = self._state.norm(dim=1, keepdim=True).double().cpu().numpy()
         for name, values in rows.items():
             if not np.isfinite(values).all():
                 raise NonFiniteError(
@@ -126,9 +129,14 @@ class Recorder:
             return e_c, d
         node = state_at(self._grid.prediction, noise)
         p, q = express(node, self._grid.prediction, content(node, "epsilon"))
+        return q * e_c + p * self._state_of(sample, conditional), q * d
+
+    def _state_of(self, sample: Any, conditional: Term) -> Tensor:
+        """The state in what the network is given, without other things behind it in its channels."""
+        if isinstance(sample, list):
+            return rows_of(tuple(sample), sample, self._batch, both=True)
         channels = conditional[0].shape[1] if conditional[0].ndim > 2 else None
-        state = rows_of((sample[:, :channels] if channels else sample,), sample, self._batch, both=True)
-        return q * e_c + p * state, q * d
+        return rows_of((sample[:, :channels] if channels else sample,), sample, self._batch, both=True)
 
     def _rows(self, term: Term, sample: Any) -> Tensor:
         return rows_of(term, sample, self._batch)

@@ -28,7 +28,8 @@ from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim
 from thg.plans.guide import Guide, Run
 from thg.processes import Process
-from thg.profiles.profile import About, Moments, Profile, exact_sum
+from thg.profiles.moments import Moments, exact_sum
+from thg.profiles.profile import About, Profile
 
 ANCHORS = 10
 SENSITIVITY_SAMPLES = 4
@@ -127,7 +128,8 @@ class _Work:
 
     def settings(self) -> dict[str, Any]:
         """All that the measured rows depend on."""
-        return {**self.subject.settings(), "seed": self.seed, "sensitivity": self.sensitivity}
+        measured = "with the norm of the state"  # 0.1.0 did not keep it
+        return {**self.subject.settings(), "seed": self.seed, "sensitivity": self.sensitivity, "samples": measured}
 
     def units(self, shards: Shards, process: Process) -> list[tuple[str, list[int]]]:
         """What is still to be measured, a batch each: the share of this process, then those of the others.
@@ -229,6 +231,7 @@ class _Work:
             gram=exact_sum(rows["gram"]),
             anchors=self.anchors,
             sensitivity=Moments.of(survival["survival"]) if survival else None,
+            state=Moments.of(rows["state"]),
         )
 
 

@@ -9,10 +9,9 @@ from thg.bench.data import read_prompts
 from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import options, pipelines
+from thg.cli.plan import plain_run
 from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
-from thg.plans.guide import Run
-from thg.plans.planners import DEFAULT_NFE
 from thg.processes import Process
 
 SHIPPED_SAMPLES = 60
@@ -62,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     profile.save(args.out, force=args.force)
     print(profile)
-    plan = profile.planner(nfe=DEFAULT_NFE).plan(Run.of(profile.steps, profile.about.guidance_scale))
-    print(plan)
-    print(f"written to {args.out}; use it: thg.enable(pipe, thg.Profile.load({str(args.out)!r}).planner(nfe=0.65))")
+    print(profile.plan(plain_run(profile.steps, profile.about.guidance_scale)))
+    print(f"written to {args.out}; use it: thg.enable(pipe, thg.Profile.load({str(args.out)!r}))")
     return 0
 
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from thg.errors import PlanError
-from thg.plans.fidelity import within
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
-from thg.plans.planners import DEFAULT_NFE, Choice, tapered
+from thg.plans.planners import Choice, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.profiles.profile import FORMAT as PROFILE_FORMAT
 from thg.profiles.profile import Profile
@@ -54,9 +54,9 @@ def _number(text: str) -> float | None:
 
 
 def _from_file(path: Path) -> Choice:
-    """A plan as it is, or the plan that a profile gives for the default budget."""
+    """A plan as it is, or the planner of a profile for the default tolerance."""
     if PROFILE_FORMAT in _read_text(path):
-        return Profile.load(path).planner(nfe=DEFAULT_NFE)
+        return Profile.load(path).planner(error=DEFAULT_ERROR)
     return read_plan(path)
 
 

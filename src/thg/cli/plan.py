@@ -10,10 +10,10 @@ from thg.cli.choice import read_plan
 from thg.cli.options import guidance
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import DEFAULT_ERROR, within
+from thg.plans.fidelity import DEFAULT_ERROR, most_steps, within
 from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, DEFAULT_NFE, Planner, tapered
+from thg.plans.planners import DEFAULT_CORRECTOR, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
 from thg.plots.profile import plot_profile
@@ -35,9 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error",
         type=float,
-        help=f"how far results may be from plain CFG's (default without --nfe: {DEFAULT_ERROR:g})",
+        help=f"how far results may be from plain CFG's (default without --nfe and --rho: {DEFAULT_ERROR:g})",
     )
-    parser.add_argument("--nfe", help="instead of it a budget: a share of CFG such as 0.65 or a count such as 70")
+    parser.add_argument(
+        "--nfe",
+        help="instead of it a budget: a share of CFG such as 0.65 or a count such as 70; for a count without --steps, "
+        "thg says how many steps to take",
+    )
     parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
     parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
     parser.add_argument(
@@ -79,7 +83,7 @@ def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> N
         idle = {"error", "nfe", "method", "hare_order", "corrector", "json", "plot"}
         why = "--sweep shows the grids over rho"
     elif profile is not None:
-        idle, why = {"error"}, "a profile's plan is made for --nfe or --rho"
+        idle, why = set(), ""
     elif args.what is None:
         idle, why = needs_profile, "without a profile (make one: thg calibrate --out profile.json)"
     else:
@@ -91,7 +95,7 @@ def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> N
 
 
 def _shown(plan: Plan, profile: Profile | None) -> str:
-    lines = [] if profile is None else [repr(profile)]
+    lines = [f"num_inference_steps={plan.steps}"] if profile is None else [repr(profile)]
     return "\n".join([*lines, str(plan), f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"])
 
 
@@ -116,9 +120,10 @@ def _profile(what: str | None) -> Profile | None:
 
 def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
     if profile is not None:
-        nfe = None if args.rho is not None and args.nfe is None else _budget(args.nfe)
+        wished = (args.error, args.nfe, args.rho) != (None, None, None)
         planner = profile.planner(
-            nfe=nfe,
+            error=args.error if wished else DEFAULT_ERROR,
+            nfe=_budget(args.nfe),
             rho=args.rho,
             method=args.method,
             hare_order=args.hare_order,
@@ -128,13 +133,13 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
         )
         return planner.plan(_run_of(profile, args))
     if args.what is None:
-        plan = _without_profile(args).plan(_plain_run(args.steps or 50, args.guidance_scale))
+        plan = _without_profile(args).plan(plain_run(args.steps or _steps_of(args), args.guidance_scale))
         given = {"hare_order": args.hare_order, "corrector": args.corrector}
         return replace(plan, **{name: value for name, value in given.items() if value is not None})
     return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
 
 
-def _plain_run(steps: int, guidance_scale: float | None) -> Run:
+def plain_run(steps: int, guidance_scale: float | None) -> Run:
     """A run with a first-order scheduler whose steps are even."""
     return replace(Run.of(steps, guidance_scale), response=Response.from_final([1 / steps] * steps))
 
@@ -144,16 +149,24 @@ def _without_profile(args: argparse.Namespace) -> Planner:
         return within(DEFAULT_ERROR if args.error is None else args.error)
     if args.error is not None:
         raise PlanError("--error and --nfe are two ways to say how many evaluations to spend: write one of them")
-    return tapered(_budget(args.nfe))
+    budget = _budget(args.nfe)
+    assert budget is not None
+    return tapered(budget)
+
+
+def _steps_of(args: argparse.Namespace) -> int:
+    """The steps for a number of evaluations, where the user leaves them to us."""
+    budget = _budget(args.nfe)
+    return most_steps(budget, lambda steps: plain_run(steps, args.guidance_scale)) if isinstance(budget, int) else 50
 
 
 def _run_of(profile: Profile, args: argparse.Namespace) -> Run:
-    return Run.of(args.steps or profile.steps, args.guidance_scale or profile.about.guidance_scale)
+    return plain_run(args.steps or profile.steps, args.guidance_scale or profile.about.guidance_scale)
 
 
-def _budget(text: str | None) -> float:
+def _budget(text: str | None) -> float | None:
     if text is None:
-        return DEFAULT_NFE
+        return None
     try:
         return float(text) if "." in text else int(text)
     except ValueError:

@@ -13,8 +13,9 @@ from thg.errors import ProfileError
 from thg.files import write_atomically
 from thg.plans.plan import Plan
 from thg.plots.colours import HARE, TORTOISE
+from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
-from thg.profiles.profile import Moments, Profile
+from thg.profiles.profile import Profile
 
 
 def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:

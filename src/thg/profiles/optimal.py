@@ -10,6 +10,9 @@ evaluations. Pure numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,39 +29,64 @@ def optimal_grid(
     *,
     hare_order: int,
     corrector: float = 0.0,
+    slope: float = 1.0,
     positions: Array | None = None,
 ) -> tuple[tuple[int, ...], float]:
     """The grid with this many evaluations whose predicted final error is smallest, and that error (squared norm).
 
     gram: <d_i, d_k>, mean over samples. gain: what the final latents feel of an error in d at each step.
-    positions: of the steps on the fine grid, if not 0, 1, 2, ...
+    hare_order, corrector, slope: of the plan. positions: of the steps on the fine grid, if not 0, 1, 2, ...
     """
     steps = len(gain)
     if not 1 <= evaluations <= steps:
         raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {evaluations}")
-    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, positions=positions)
+    grids = optimal_grids(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope, positions=positions)
+    return next(islice(grids, evaluations - 1, None))
+
+
+def optimal_grids(
+    gram: Array,
+    gain: Array,
+    *,
+    hare_order: int,
+    corrector: float = 0.0,
+    slope: float = 1.0,
+    positions: Array | None = None,
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The optimal grids with 1, 2, ... evaluations up to all steps, each with its predicted error."""
+    steps = len(gain)
+    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope, positions=positions)
     # best[i + 1, j]: least cost of the leaps up to j, with the last evaluations at i and j (i = -1: there is one)
     best = np.full((steps + 1, steps), np.inf)
     best[0, 0] = 0.0
-    came_from = []
-    for _ in range(evaluations - 1):
+    came_from: list[Indices] = []
+    for _ in range(steps):
+        finished = best + cost[:, :, steps]
+        i, j = np.unravel_index(int(finished.argmin()), finished.shape)
+        yield _traced(came_from, int(i) - 1, int(j)), float(finished[i, j])
         total = best[:, :, None] + cost[:, :, :steps]  # over (i, j, l), l the next evaluation
         came_from.append(total.argmin(axis=0))  # for each (j, l), the best i
         best = np.full_like(best, np.inf)
         best[1:] = total.min(axis=0)
-    finished = best + cost[:, :, steps]
-    i, j = np.unravel_index(int(finished.argmin()), finished.shape)
-    error = float(finished[i, j])
-    grid = [int(j)]
-    last, before = int(j), int(i) - 1
+
+
+def _traced(came_from: list[Indices], before: int, last: int) -> tuple[int, ...]:
+    """The grid that ends with these two evaluations."""
+    grid = [last]
     for choices in reversed(came_from):
         grid.append(before)
         last, before = before, int(choices[before, last]) - 1
-    return tuple(reversed(grid)), error
+    return tuple(reversed(grid))
 
 
 def leap_costs(
-    gram: Array, gain: Array, *, hare_order: int, corrector: float = 0.0, positions: Array | None = None
+    gram: Array,
+    gain: Array,
+    *,
+    hare_order: int,
+    corrector: float = 0.0,
+    slope: float = 1.0,
+    positions: Array | None = None,
 ) -> Array:
     """The mean square error of each leap, [i + 1, j, l]: from j to l, with the evaluation before j at i (-1: none).
 
@@ -73,7 +101,7 @@ def leap_costs(
     for i in range(-1, steps):
         first = inside.where(j == 0 if i < 0 else j > i)
         if len(first.j):
-            cost[i + 1, first.j, first.end] = first.errors(None if i < 0 else i, hare_order, corrector)
+            cost[i + 1, first.j, first.end] = first.errors(None if i < 0 else i, hare_order, corrector, slope)
     return cost
 
 
@@ -95,12 +123,12 @@ class _Inside:
         part.sums, part.square = self.sums[:, chosen], self.square[chosen]
         return part
 
-    def errors(self, i: int | None, hare_order: int, corrector: float) -> Array:
+    def errors(self, i: int | None, hare_order: int, corrector: float, slope: float) -> Array:
         """The mean square of a d_i + b d_j + c d_l - P."""
         steps = len(self.at)
         ends = self.end < steps  # the last leap has no end to be corrected from
         end = np.where(ends, self.end, self.j)
-        used = self._predicted(i, hare_order)
+        used = self._predicted(i, hare_order, slope)
         if corrector:
             apart = ends & (self.at[end] != self.at[self.j])
             interpolated = self._interpolated(
@@ -112,7 +140,7 @@ class _Inside:
         across = np.einsum("an,an->n", used, self.products[nodes, self.end] - self.products[nodes, self.j + 1])
         return np.asarray(np.maximum(within - 2 * across + self.square, 0.0))
 
-    def _predicted(self, i: int | None, hare_order: int) -> Array:
+    def _predicted(self, i: int | None, hare_order: int, damping: float) -> Array:
         """Sums over the leap of the weights with which d_i, d_j and d_l are used as predictions."""
         s0, s1, _ = self.sums
         zero = np.zeros_like(s0)
@@ -120,7 +148,7 @@ class _Inside:
             return np.stack([zero, s0, zero])
         x_i, x_j = self.at[i], self.at[self.j]
         apart = x_j != x_i
-        slope = np.where(apart, (s1 - x_j * s0) / np.where(apart, x_j - x_i, 1.0), 0.0)
+        slope = damping * np.where(apart, (s1 - x_j * s0) / np.where(apart, x_j - x_i, 1.0), 0.0)
         return np.stack([-slope, s0 + slope, zero])
 
     def _interpolated(self, i: int | None, x_l: Array) -> Array:

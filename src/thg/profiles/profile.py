@@ -15,50 +15,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from thg.errors import ProfileError
 from thg.files import write_atomically
 from thg.ode.outputs import Prediction
+from thg.plans.fidelity import DEFAULT_ERROR
+from thg.plans.guide import Run
+from thg.plans.plan import Plan
+from thg.profiles.moments import Moments
 from thg.profiles.planner import Method, ProfilePlanner
 
 FORMAT = "thg-profile-1"
 LARGE = 20_000  # numbers; above it the arrays go to a file of their own
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Count, sum and sum of squares over samples, for each step."""
-
-    count: int
-    total: Array
-    squares: Array
-
-    @classmethod
-    def of(cls, values: ArrayLike) -> Moments:
-        """Moments of an array with one row per sample. Correctly rounded, so the order of samples does not matter."""
-        rows = np.asarray(values, dtype=np.float64)
-        return cls(len(rows), exact_sum(rows), exact_sum(rows**2))
-
-    @property
-    def mean(self) -> Array:
-        return self.total / self.count
-
-    @property
-    def std(self) -> Array:
-        """The standard deviation over samples."""
-        return np.asarray(np.sqrt(np.maximum(self.squares / self.count - self.mean**2, 0.0)))
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
-
-
-def exact_sum(rows: Array) -> Array:
-    """The sum over the first axis, correctly rounded."""
-    flat = rows.reshape(len(rows), -1)
-    return np.array([math.fsum(column) for column in flat.T], dtype=np.float64).reshape(rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -93,6 +64,7 @@ class Profile:
     tortoise_rate, hare_rate: norms of the time derivatives of e_c and d (N-1 numbers).
     gram: sum over samples of the inner products of the guidance terms d_i (N x N).
     anchors, sensitivity: how much of an error made at these steps survives to the end of the run; may be missing.
+    state: norm of the state at the last step; profiles of thg 0.1 do not have it.
     """
 
     about: About
@@ -106,6 +78,7 @@ class Profile:
     gram: Array
     anchors: tuple[int, ...] = ()
     sensitivity: Moments | None = None
+    state: Moments | None = None
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -127,9 +100,14 @@ class Profile:
 
     # -- plans
 
+    def plan(self, run: Run) -> Plan:
+        """The plan of `planner(error=0.01)`: a profile is a planner itself, `thg.enable(pipe, profile)`."""
+        return self.planner(error=DEFAULT_ERROR).plan(run)
+
     def planner(
         self,
         *,
+        error: float | None = None,
         nfe: float | None = None,
         rho: float | None = None,
         method: Method | None = None,
@@ -141,17 +119,29 @@ class Profile:
         """A planner for any number of steps and any guidance scale near the measured ones.
 
         What most people set:
-            nfe: a budget of evaluations; a float is a share of plain CFG's, an int a count.
-            rho: instead of it, the allowed ratio of hare error to tortoise error: the paper's planner.
+            error: how far the final latents may be from plain CFG's, relative to their own norm. It takes the fewest
+                evaluations with which 95 % of the runs are predicted to stay within it.
+            nfe: instead of it, a budget of evaluations; a float is a share of plain CFG's, an int a count.
+            rho: or the allowed ratio of hare error to tortoise error: the paper's planner.
 
         What few touch:
             method: how to meet a budget. "optimal" minimises the predicted error at the end of the run, "algorithm2"
                 takes the smallest rho that fits.
             hare_order, corrector, cutoff, boost: see `Plan`. Unless set, rho means the paper's plan (order 1, no
-                corrector) and a budget thg's (order 2, with the corrector). The cutoff is a step of the profile's own
+                corrector), all else thg's (order 2, with the corrector). The cutoff is a step of the profile's own
                 run, and moves with the noise level in a run of other length.
         """
-        return ProfilePlanner.checked(self, nfe, rho, method, hare_order, corrector, cutoff, boost)
+        return ProfilePlanner.checked(self, error, nfe, rho, method, hare_order, corrector, cutoff, boost)
+
+    @property
+    def state_norm(self) -> float:
+        """The root mean square over samples of the norm of the state at the last step."""
+        if self.state is None:
+            raise ProfileError(
+                "this profile was made by thg 0.1 and does not know the norm of the latents, which a plan by error "
+                "needs: calibrate again, or give a budget, profile.planner(nfe=0.65) (thg plan FILE --nfe 0.65)"
+            )
+        return math.sqrt(self.state.squares[0] / self.state.count)
 
     # -- merging
 
@@ -167,9 +157,10 @@ class Profile:
             name: getattr(self, name) + getattr(other, name)
             for name in ("tortoise", "hare", "tortoise_rate", "hare_rate", "gram")
         }
-        both = self.sensitivity is not None and other.sensitivity is not None
-        kept = self.sensitivity + other.sensitivity if both else None  # type: ignore[operator]
-        return replace(self, **sums, sensitivity=kept, anchors=self.anchors if both else ())
+        for name in ("sensitivity", "state"):
+            both = getattr(self, name), getattr(other, name)
+            sums[name] = None if None in both else both[0] + both[1]
+        return replace(self, **sums, anchors=self.anchors if sums["sensitivity"] else ())
 
     # -- files
 
@@ -218,8 +209,7 @@ _MOMENTS = ("tortoise", "hare", "tortoise_rate", "hare_rate")
 def _arrays_of(profile: Profile) -> dict[str, Array]:
     arrays = {"times": profile.times, "noise": profile.noise, "middle": profile.middle, "gram": profile.gram}
     moments = {name: getattr(profile, name) for name in _MOMENTS}
-    if profile.sensitivity is not None:
-        moments["sensitivity"] = profile.sensitivity
+    moments |= {name: value for name in ("sensitivity", "state") if (value := getattr(profile, name)) is not None}
     for name, value in moments.items():
         arrays |= {f"{name}.total": value.total, f"{name}.squares": value.squares}
     return arrays
@@ -254,6 +244,7 @@ def _from_document(document: Any, path: Path) -> Profile:
         gram=arrays["gram"],
         anchors=anchors,
         sensitivity=moments("sensitivity", document["sensitivity_samples"]) if anchors else None,
+        state=moments("state", samples) if "state.total" in arrays else None,
     )
 
 
@@ -282,6 +273,7 @@ def _validate(profile: Profile) -> None:
     shapes = {"times": (n,), "noise": (n + 1,), "middle": (n - 1,), "gram": (n, n)}
     shapes |= {f"{name}.{part}": (n - 1,) for name in _MOMENTS for part in ("total", "squares")}
     shapes |= {f"sensitivity.{part}": (len(profile.anchors),) for part in ("total", "squares")}
+    shapes |= {f"state.{part}": (1,) for part in ("total", "squares")}
     for name, array in _arrays_of(profile).items():
         if array.shape != shapes[name]:
             raise ProfileError(f"{name} must have the shape {shapes[name]}, not {array.shape}")
@@ -292,7 +284,7 @@ def _validate(profile: Profile) -> None:
     if np.any(np.diff(profile.noise) > 0):
         raise ProfileError("the noise must fall along the run")
     counts = [getattr(profile, name).count for name in _MOMENTS]
-    counts += [profile.sensitivity.count] if profile.sensitivity is not None else []
+    counts += [moments.count for moments in (profile.sensitivity, profile.state) if moments is not None]
     if not all(isinstance(count, int) and count >= 1 for count in counts):
         raise ProfileError(f"a profile needs at least 1 sample, not {counts[0]!r}")
     if not np.allclose(profile.gram, profile.gram.T, rtol=1e-6) or (np.diag(profile.gram) < 0).any():

@@ -8,8 +8,9 @@ from pathlib import Path
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner, tapered
-from thg.profiles.planner import ProfilePlanner, far_from
+from thg.profiles.planner import ProfilePlanner
 from thg.profiles.profile import Profile
+from thg.profiles.regridded import far_from
 
 SHIPPED = Path(__file__).parent.parent / "models"
 

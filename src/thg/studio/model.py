@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import thg
-from thg.adapter.describe import describe
+from thg.adapter.budget import usual_guidance
+from thg.adapter.describe import known_run
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import DENOISERS
 from thg.errors import THGError
@@ -47,7 +48,7 @@ class Model:
         self.pipe = pipe
         self.name = name
         self.source = tuple(source)
-        self.guidance_scale = guidance_scale or _usual_guidance(pipe)
+        self.guidance_scale = guidance_scale or usual_guidance(pipe)
         self.steps = steps
         self.batch = batch
         self.examples = tuple(examples)
@@ -67,7 +68,7 @@ class Model:
     def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
         """What is known of a run before it starts; Heun and PNDM call the network more often than `steps`."""
         if (scheduler, steps) not in self._runs:
-            self._runs[scheduler, steps] = _known_run(self.schedulers.make(scheduler), steps)
+            self._runs[scheduler, steps] = known_run(self.schedulers.make(scheduler), steps)
         return replace(self._runs[scheduler, steps], guidance_scale=guidance_scale, network=self.network)
 
     def negative(self, text: str) -> str | None:
@@ -99,23 +100,3 @@ def _denoiser(pipe: Any) -> torch.nn.Module:
         if isinstance(part := getattr(pipe, name, None), torch.nn.Module):
             return part
     raise THGError(f"the studio does not find the network in {type(pipe).__name__}")
-
-
-def _known_run(scheduler: Any, steps: int) -> Run:
-    """The calls of a run, and what the scheduler tells of them. The scheduler is not used afterwards."""
-    shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
-    try:
-        scheduler.set_timesteps(steps, **shift)
-    except (ValueError, IndexError, RuntimeError) as error:
-        raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
-    return describe(scheduler, scheduler.timesteps)
-
-
-def _usual_guidance(pipe: Any) -> float:
-    """The default of the pipeline's own call, if that is above 1."""
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    for name in ("true_cfg_scale", "guidance_scale"):
-        value = parameters[name].default if name in parameters else None
-        if isinstance(value, int | float) and value > 1:
-            return float(value)
-    return 5.0

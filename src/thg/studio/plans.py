@@ -16,9 +16,10 @@ from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
+from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
-from thg.profiles.planner import far_from
-from thg.profiles.profile import Moments, Profile
+from thg.profiles.profile import Profile
+from thg.profiles.regridded import far_from
 from thg.profiles.shipped import NearProfile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 

@@ -1,0 +1,77 @@
+"""`plan_for`: steps and plan for a number of evaluations."""
+
+import pytest
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    PNDMScheduler,
+)
+
+import thg
+from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
+
+
+def spent(pipe, nfe, **settings):
+    """Steps, and the evaluations of a run with them."""
+    steps, planner = thg.plan_for(pipe, nfe, **settings)
+    with thg.enabled(pipe, planner):
+        pipe("a bag", num_inference_steps=steps, output_type="latent", **settings)
+        return steps, thg.summary(pipe).nfe
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        EulerDiscreteScheduler,
+        DPMSolverMultistepScheduler,
+        HeunDiscreteScheduler,
+        PNDMScheduler,
+        EulerAncestralDiscreteScheduler,
+    ],
+)
+def test_a_run_spends_what_was_asked_for(scheduler):
+    pipe = stable_diffusion()
+    pipe.set_progress_bar_config(disable=True)
+    pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    _, nfe = spent(pipe, 30)
+    assert nfe == 30
+
+
+def test_the_scheduler_of_the_pipeline_is_left_alone():
+    pipe = stable_diffusion()
+    pipe.scheduler.set_timesteps(7)
+    thg.plan_for(pipe, 30)
+    assert len(pipe.scheduler.timesteps) == 7
+
+
+def test_what_needs_more_evaluations_gets_fewer_steps():
+    pipe = stable_diffusion()
+    steps, _ = thg.plan_for(pipe, 40, guidance_scale=5.0)
+    assert steps == 27
+    assert thg.plan_for(pipe, 40, guidance_scale=12.0)[0] < steps
+    pipe.scheduler = DPMSolverMultistepScheduler.from_config(pipe.scheduler.config)
+    second, _ = thg.plan_for(pipe, 40, guidance_scale=5.0)
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    noisy, _ = thg.plan_for(pipe, 40, guidance_scale=5.0)
+    assert steps > second > noisy
+
+
+def test_a_flow_pipeline_runs_with_it():
+    pipe = stable_diffusion_3()
+    pipe.set_progress_bar_config(disable=True)
+    steps, nfe = spent(pipe, 30, guidance_scale=4.0)
+    assert steps > 15
+    assert nfe == 30
+
+
+@pytest.mark.parametrize("nfe", [0.65, True, 1, "40"])
+def test_what_is_no_number_of_evaluations_is_refused(nfe):
+    with pytest.raises(thg.PlanError, match="nfe must be a number of evaluations such as 40"):
+        thg.plan_for(stable_diffusion(), nfe)
+
+
+def test_a_pipeline_without_a_scheduler_is_refused():
+    with pytest.raises(thg.UnsupportedPipelineError, match="has no scheduler that tells its steps"):
+        thg.plan_for(object(), 40)

@@ -1,0 +1,42 @@
+"""Plans by error from a profile, on the shipped models: seeds that neither profile nor constant has seen."""
+
+import pytest
+import torch
+
+import thg
+from thg.cli.calibrate import shipped_prompts
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.profiles.shipped import SHIPPED
+
+SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
+
+
+def latents(pipe, name):
+    seeds = [torch.Generator().manual_seed(HELD_OUT + k) for k in range(SAMPLES)]
+    call = {"prompt": shipped_prompts(SAMPLES), "generator": seeds, "num_inference_steps": STEPS}
+    return pipe(**call, guidance_scale=DEFAULT_GUIDANCE[name], output_type="latent", **DEFAULT_CALL[name]).images
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_held_out_runs_stay_within_the_tolerance(name):
+    pipe, profile = thg.shipped_pipeline(name), thg.Profile.load(SHIPPED / name / "profile.json")
+    pipe.set_progress_bar_config(disable=True)
+    plain, spent = latents(pipe, name), {}
+    for error in (0.005, 0.02):
+        with thg.enabled(pipe, profile.planner(error=error)):
+            wrong = (latents(pipe, name) - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
+            spent[error] = thg.summary(pipe).nfe
+        assert wrong.max() <= error
+        assert wrong.max() > error / 20  # and no more was spent than it takes
+    assert STEPS < spent[0.02] < spent[0.005] < 2 * STEPS
+
+
+def test_a_profile_alone_is_its_plan_for_the_default_tolerance():
+    pipe, profile = thg.shipped_pipeline(), thg.Profile.load(SHIPPED / "eps" / "profile.json")
+    pipe.set_progress_bar_config(disable=True)
+    plans = []
+    for choice in (profile, profile.planner(error=0.01)):
+        with thg.enabled(pipe, choice):
+            pipe("a light dress", num_inference_steps=STEPS, guidance_scale=5.0, output_type="latent")
+            plans.append(thg.summary(pipe).plan)
+    assert plans[0] == plans[1]
