@@ -9,6 +9,7 @@ CFG follows the number of evaluations and hardly depends on the number of steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ WITHOUT_CORRECTOR = 1.35  # ... or this many times as many when nothing takes ba
 START, START_WIDTH = 2.5, 0.2  # how much denser evaluations are at the start of a run, over which share of it
 END, END_WIDTH = 1.0, 0.1
 TINY_STEP = 0.25  # of an average step
+LONGEST_RUN = 1000  # in steps, that is chosen for a budget
 LONGEST_LEAP = 8  # in leaps of average length: more is not tried
 
 
@@ -60,14 +62,19 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
         `thg.tune` aims at the worst 5 % of a given network.
     effort: evaluations that this network needs against those of the network that is assumed; `thg.tune` finds it.
     """
-    if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
-        raise PlanError(
-            f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01) keeps the final latents "
-            "within 1 % of plain CFG's"
-        )
+    check_error(error)
     if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0.1 <= effort <= 10:
         raise PlanError(f"effort must lie between 0.1 and 10, not {effort!r}; thg.tune(pipe, prompts) finds it")
     return Within(float(error), float(effort))
+
+
+def check_error(error: float) -> None:
+    """Refuses what is no tolerance."""
+    if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
+        raise PlanError(
+            f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01), or error=0.01 of a profile's "
+            "planner, keeps the final latents within 1 % of plain CFG's"
+        )
 
 
 def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
@@ -81,6 +88,19 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
     if run.response is None:
         count *= WITHOUT_CORRECTOR
     return min(run.steps, max(2, math.floor(count + 0.5)))
+
+
+def most_steps(nfe: int, run_of: Callable[[int], Run], error: float = DEFAULT_ERROR) -> int:
+    """The most steps that so many evaluations in all can guide within a tolerance.
+
+    run_of: the run with a number of steps. At equal evaluations this ends closer to the converged result than plain CFG
+    with fewer steps, which has half as many: benchmarks/converged_eps.toml and converged_flow.toml compare them.
+    """
+    for steps in range(min(nfe - 1, LONGEST_RUN), 1, -1):
+        run = run_of(steps)
+        if run.steps + evaluations_within(error, run) <= nfe:
+            return steps
+    raise PlanError(f"nfe={nfe!r} evaluations are too few for two steps with guidance; give some tens")
 
 
 # -- where they go
