@@ -1,7 +1,7 @@
-"""Measure where the guidance of a model may leap, keep it, and use it.
+"""Calibrate a model, save its profile, and sample with a plan made from it.
 
-python examples/calibrate_and_save.py [MODEL]     # Stable Diffusion 1.5, from the hub
-python examples/calibrate_and_save.py --shipped   # the small model in the package
+python examples/calibrate_and_save.py [MODEL [STEPS]]   # Stable Diffusion 1.5, from the hub, with 50 steps
+python examples/calibrate_and_save.py --shipped         # the small model in the package
 """
 
 import sys
@@ -17,7 +17,8 @@ if model == "--shipped":
     pipe, prompts, steps = thg.shipped_pipeline(device=device), ["a bag", "a dark coat"], 10
 else:
     pipe = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
-    prompts, steps = ["a group of zebras grazing in the grass", "two cows on a hill above a valley"], 50
+    prompts = ["a group of zebras grazing in the grass", "two cows on a hill above a valley"]
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 50
 
 profile = thg.calibrate(pipe, prompts, steps=steps, guidance_scale=7.5)
 profile.save("profile.json", force=True)

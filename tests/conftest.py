@@ -1,4 +1,4 @@
-"""Settings that all tests share, and what a machine lacks: said at the end, not a failure."""
+"""Settings that all tests share, and a summary of the tests that could not run on this machine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,28 @@ settings.register_profile("thg", deadline=None, max_examples=60)
 settings.load_profile("thg")
 
 
+LONGEST = (  # files that take half a minute and more: they start first, so that no worker ends up with one alone
+    *("adapter/test_enable.py", "adapter/test_families.py", "device/test_device.py", "test_docs.py"),
+    *("test_examples.py", "adapter/test_caches.py", "adapter/test_any_pipeline.py", "release/test_wheel.py"),
+    *("bench/test_runner.py", "bench/test_stages.py", "models/test_training.py", "studio/test_page.py"),
+    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_learn.py"),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed out to the workers of pytest-xdist in the order below, not by their number of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of bfloat16 run with fewer instructions, or not at all, where the CPU's own would stop the process."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(order)))
+    _prepare_bfloat16(items)
+
+
+def _prepare_bfloat16(items: list[pytest.Item]) -> None:
+    """Runs the tests of bfloat16 with fewer CPU instructions, or skips them, where the default ones crash."""
     computing = [item for item in items if _uses_bfloat16(item)]
     if not computing:
         return
@@ -26,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if bfloat16_works():
         return
     if bfloat16_works(SETTING):
-        os.environ[VARIABLE] = VALUE  # read by oneDNN at its first use, which is in a test
+        os.environ[VARIABLE] = VALUE  # oneDNN reads it at its first use, which is in a test
         return
     for item in computing:
         item.add_marker(pytest.mark.skip(reason=f"bfloat16 stops the process on this CPU, also with {SETTING}"))

@@ -29,7 +29,7 @@ SHOWS = {  # what `thg.summary` prints
     "wan_video.py": "WanPipeline: 65 network evaluations instead of 100",
     "audioldm2.py": "AudioLDM2Pipeline: 214 network evaluations instead of 400",
 }
-OWN_MODEL = ("minimal.py", "calibrate_and_save.py")
+OWN_MODEL = {"minimal.py": (), "calibrate_and_save.py": ("12",)}  # arguments after the model
 NO_MODEL = sorted(
     str(path.relative_to(EXAMPLES))
     for path in EXAMPLES.rglob("*.py")
@@ -79,7 +79,8 @@ def test_on_a_pipeline_of_its_family(name, work):
 def test_on_stable_diffusion(name, where, work):
     if where == "folder":
         stable_diffusion().save_pretrained(work.parent / "model")
-    printed = run(work, name, work.parent / "model" if where == "folder" else "--shipped")
+    words = (work.parent / "model", *OWN_MODEL[name]) if where == "folder" else ("--shipped",)
+    printed = run(work, name, *words)
     assert "StableDiffusionPipeline: " in printed
     assert "% saved" in printed
     assert list(work.iterdir())

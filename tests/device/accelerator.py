@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "toy"
@@ -92,32 +91,47 @@ class ToyTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        values = (*args, *kwargs.values())
+        leaves = [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if operation not in _MAY_MIX and any(not isinstance(t, ToyTensor) and t.ndim for t in given):
             raise RuntimeError(f"{operation}: tensors of toy:0 and of the CPU in one operation")
         if operation is _aten._fused_sdp_choice.default:
             return 0  # the mathematics written out, whatever the shapes
         target = kwargs.get("device")
-        leaves = operation is _aten._to_copy.default and target is not None and torch.device(target).type == "cpu"
+        to_host = operation is _aten._to_copy.default and target is not None and torch.device(target).type == "cpu"
         into_host = operation is _aten.copy_.default and not isinstance(args[0], ToyTensor)
-        if operation in _READS or leaves or into_host:
+        if operation in _READS or to_host or into_host:
             _note_wait()
         if target is not None:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        bare_args, bare_kwargs = tree_map_only(ToyTensor, lambda t: t.host, (args, kwargs))
-        result = operation(*bare_args, **bare_kwargs)
+        on_host = {name: _map_tensors(_host, value) for name, value in kwargs.items()}
+        result = operation(*_map_tensors(_host, args), **on_host)
         if operation is _aten.copy_.default:
             return args[0]
-        if leaves:
+        if to_host:
             return result
-        known = {id(t.host): t for t in given if isinstance(t, ToyTensor)}
+        by_host = {id(t.host): t for t in given if isinstance(t, ToyTensor)}
 
         def on_device(value: Tensor) -> Tensor:
-            same = known.get(id(value))  # an operation in place returns the tensor that it was given
+            same = by_host.get(id(value))  # an operation in place returns the tensor that it was given
             return same if same is not None and same.shape == value.shape else ToyTensor(value)
 
-        return tree_map_only(Tensor, on_device, result)
+        return _map_tensors(on_device, result)
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.host if isinstance(tensor, ToyTensor) else tensor
+
+
+def _map_tensors(change: Any, value: Any) -> Any:
+    """Applies a function to the tensors in a value of an operator's signature (several times faster than a pytree)."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_map_tensors(change, item) for item in value])
+    return value
 
 
 class _Module:

@@ -32,8 +32,9 @@ SMALL = {"height": 64, "width": 64}  # latents of 8 by 8 where there is no VAE t
 UNET = ("unet",)
 
 
-def sd15() -> Case:
-    return _text_to_image(unet=unet())
+def sd15(**config: Any) -> Case:
+    """config: settings of the U-Net that differ."""
+    return _text_to_image(unet=unet(**config))
 
 
 def sd15_plms() -> Case:
