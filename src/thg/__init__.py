@@ -2,10 +2,10 @@
 
     import thg
     thg.enable(pipe)        # one line on a diffusers pipeline
-    pipe("a red bicycle")   # as always
-    thg.summary(pipe)       # what was saved
+    pipe("a red bicycle")   # as before
+    thg.summary(pipe)       # evaluations and time saved
 
-The names below are the public ones. What needs diffusers is imported when it is first used.
+The names below are public. Those that need diffusers are imported on first use.
 """
 
 from __future__ import annotations

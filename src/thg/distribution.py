@@ -1,4 +1,4 @@
-"""The distribution: its name on package indexes, its version, its extras, and the line that installs them.
+"""The distribution: its name on package indexes, its version, its extras, and the command that installs them.
 
 The name differs from the import name: `thg` on PyPI is another project.
 """
@@ -13,7 +13,7 @@ from thg.errors import MissingExtraError
 NAME = "tortoise-hare-guidance"
 __version__ = "0.2.0.dev0"
 
-EXTRAS = {  # extra -> what can be imported with it
+EXTRAS = {  # extra -> the modules that it installs
     "diffusers": ("diffusers", "transformers", "accelerate", "PIL", "tqdm"),
     "metrics": ("scipy", "pydantic", "platformdirs"),
     "plots": ("matplotlib",),
@@ -23,18 +23,18 @@ EXTRAS = {  # extra -> what can be imported with it
 
 
 def install_line(extra: str) -> str:
-    """What to write to get an extra."""
+    """The command that installs an extra."""
     return f"pip install '{NAME}[{extra}]' (in a clone: pip install '.[{extra}]')"
 
 
 def missing(what: str, extra: str) -> MissingExtraError:
-    """The error of something that needs an extra which is not installed. what: such as "the studio"."""
+    """The error for a feature whose extra is not installed. what: the feature, such as "the studio"."""
     needed = " and ".join(EXTRAS[extra])
     return MissingExtraError(f"{what} needs {needed}; write {install_line(extra)}")
 
 
 def missing_module(what: str, error: ModuleNotFoundError) -> ImportError:
-    """The same of a failed import: names the extra that the module comes with. Any other module's error is returned."""
+    """The same for a failed import: names the extra that installs the module. Errors of other modules are returned."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return error if extra is None else missing(what, extra)

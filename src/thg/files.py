@@ -1,4 +1,4 @@
-"""Writing files: the whole file or none of it, also when the process is killed meanwhile."""
+"""Atomic writing of files: a file is complete or not there, also when the process is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 @contextmanager
 def atomic_target(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, of the same suffix, that takes its place when the block ends without an error."""
+    """A temporary path next to `path`, with its suffix, that replaces it when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{uuid4().hex}{path.suffix}")
     try:

@@ -1,4 +1,4 @@
-"""Pictures and sounds as bytes of files, and how far two of them are apart."""
+"""Encoding of pictures and sounds as files, and PSNR."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from PIL.PngImagePlugin import PngInfo
 from thg.errors import NonFiniteError
 
 CAP = 100.0
-"""Decibels that a mean counts for samples that are equal to the last bit."""
+"""The PSNR in decibels that a mean counts for identical samples."""
 WORST = 0.05
-"""The share of the samples whose mean is shown beside the mean of all."""
+"""The share of the samples whose mean is shown next to the mean of all."""
 
 
 def psnr(sample: ArrayLike, reference: ArrayLike, peak: float = 1.0) -> float:
-    """Peak signal-to-noise ratio, 10 log10(peak^2 / MSE), in decibels; infinite for equal samples."""
+    """Peak signal-to-noise ratio, 10 log10(peak^2 / MSE), in decibels; infinite for identical samples."""
     difference = np.asarray(sample, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
     error = float(np.mean(difference**2))
     return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
 
 
 def mean_psnr(values: Sequence[float]) -> float:
-    """The mean over samples; equal ones count as 100 dB."""
+    """The mean over samples; identical ones count as 100 dB."""
     return math.fsum(min(value, CAP) for value in values) / len(values)
 
 

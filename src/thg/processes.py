@@ -1,7 +1,7 @@
 """This process among those of `accelerate launch` or `torchrun`, and the device it runs on.
 
-The launcher tells each process its number, and that is all that is needed: the processes share a folder, never talk to
-each other, and so none waits for a group or times out.
+The launcher gives each process its rank, and nothing else is needed: the processes share a folder and never
+communicate, so none waits for a process group or times out.
 """
 
 from __future__ import annotations

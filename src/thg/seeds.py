@@ -1,4 +1,4 @@
-"""The noise of a sample: it depends on the run's seed and on the index of the prompt, and on nothing else."""
+"""The noise of a sample: it depends only on the run's seed and the index of the prompt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 def sample_seed(run_seed: int, index: int) -> int:
-    """A seed of 63 bits for the sample of one prompt. Seeds of neighbours have nothing in common."""
+    """A seed of 63 bits for the sample of one prompt. Seeds of adjacent prompts are unrelated."""
     digest = hashlib.sha256(f"thg-bench {run_seed} {index}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generators(run_seed: int, indices: Iterable[int]) -> list[torch.Generator]:
-    """One generator a sample, on the CPU, so that noise does not depend on the device, batch or process either."""
+    """One generator per sample, on the CPU, so that noise does not depend on the device, batch or process."""
     return [torch.Generator("cpu").manual_seed(sample_seed(run_seed, index)) for index in indices]

@@ -179,7 +179,7 @@ def test_the_same_plots_as_of_pipelines(profile, tmp_path):
         ({"schedule": None}, "needs the grid of its runs"),
         ({"guidance_scale": None}, "guidance_scale must be above 1"),
         ({"guidance_scale": 1.0}, "guidance_scale must be above 1"),
-        ({"steps": 7}, "steps= and call= are of pipelines"),
+        ({"steps": 7}, "steps= and call= are for pipelines"),
         ({"schedule": None, "x": None}, r"A denoiser of your own needs schedule= and x="),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
@@ -191,5 +191,5 @@ def test_what_cannot_be_calibrated(more, words):
 
 
 def test_a_wrong_sign_is_found_before_anything_is_measured():
-    with pytest.raises(thg.ScheduleError, match="the sign is the other one"):
+    with pytest.raises(thg.ScheduleError, match="the sign is reversed"):
         calibrated(flow_network("flow", (1, 0), -1.0), thg.Schedule.flow(STEPS, time=(1, 0)))

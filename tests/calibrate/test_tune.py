@@ -27,5 +27,5 @@ def test_more_effort_is_more_evaluations():
 
 
 def test_a_run_without_a_leap_cannot_be_tuned():
-    with pytest.raises(ProfileError, match=r"does not tell its error.*thg\.within\(0\.003\)"):
+    with pytest.raises(ProfileError, match=r"gives no error estimate.*thg\.within\(0\.003\)"):
         thg.tune(thg.shipped_pipeline("eps"), PROMPTS[:1], 0.0001, steps=4)

@@ -43,4 +43,4 @@ def test_the_picture_is_that_of_the_cpu_and_offloaded_weights_go_back(folder, tm
 @pytest.mark.parametrize("how", ["model", "sequential"])
 def test_without_an_accelerator_it_is_refused(folder, how, capsys):
     assert main(["generate", "a bag", "--model", folder, "--device", "cpu", "--offload", how]) == 2
-    assert "this run is on the CPU: leave it out" in capsys.readouterr().err
+    assert "this run is on the CPU: remove the option" in capsys.readouterr().err

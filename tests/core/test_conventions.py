@@ -227,7 +227,7 @@ def mistaken(network, schedule, **more):
 def test_a_wrong_sign_of_the_velocity_is_an_error(sign):
     said, other = ("data-noise", "noise-data") if sign > 0 else ("noise-data", "data-noise")
     schedule = thg.Schedule.flow(STEPS, time=(1, 0), velocity=said)
-    with pytest.raises(thg.ScheduleError, match=f"the sign is the other one. Write .*velocity='{other}'"):
+    with pytest.raises(thg.ScheduleError, match=f"the sign is reversed. Write .*velocity='{other}'"):
         mistaken(flow_network("flow", (1, 0), sign), schedule)
     mistaken(flow_network("flow", (1, 0), sign), schedule, check=False)
 
@@ -256,7 +256,7 @@ def test_another_kind_of_output_is_told_of(is_of, said):
     def network(x, t, label):
         return outputs(is_of)(x, *(float(v) for v in schedule.curve.levels(np.asarray(t))), label)
 
-    with pytest.warns(UserWarning, match=f"it predicts something else than prediction='{said}'"):
+    with pytest.warns(UserWarning, match=f"it does not predict '{said}'"):
         mistaken(network, schedule)
 
 
@@ -266,13 +266,15 @@ def test_a_time_of_another_scale_is_told_of():
     def breaks(x, t, label):
         return flow_network("flow", (1, 0))(x, t, label) * (math.nan if t > 1 else 1.0)
 
-    with pytest.raises(thg.NonFiniteError, match=r"step 0 \(time 1000\).* was told the time 1000: if it counts time"):
+    with pytest.raises(
+        thg.NonFiniteError, match=r"step 0 \(time 1000\).*the time passed to the network was 1000: if it uses"
+    ):
         mistaken(breaks, thg.Schedule.flow(STEPS, time=(1000, 0)))
 
     def embeds(x, t, label):
         return flow_network("flow", (1, 0))(x, 0.3 if t > 1 else t, label)  # whatever an embedding makes of it
 
-    with pytest.warns(UserWarning, match="which told it 1000 at noise"):
+    with pytest.warns(UserWarning, match="which is 1000 at noise"):
         mistaken(embeds, thg.Schedule.flow(STEPS, time=(1000, 0)))
 
 

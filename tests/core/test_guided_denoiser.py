@@ -196,7 +196,7 @@ def test_calls_that_were_not_expected():
 
 def test_a_run_of_other_sigmas():
     model, _ = made("euler")
-    with pytest.raises(thg.ScheduleError, match=r"starts at sigma = 9.976, but the model was told sigmas from 19.95"):
+    with pytest.raises(thg.ScheduleError, match=r"starts at sigma = 9.976, but the model's sigmas start at 19.95"):
         euler(model, 10 * noise(), SIGMAS / 2, extra_args=COND)
 
 
@@ -209,7 +209,7 @@ def test_a_sampler_that_adapts_its_steps():
             x, sigma = x + d * (after - sigma), after
         return x
 
-    with pytest.raises(thg.ScheduleError, match="chooses its steps by what the network puts out"):
+    with pytest.raises(thg.ScheduleError, match="chooses its steps from the network's outputs"):
         thg.GuidedDenoiser(Network(), sigmas=SIGMAS, sampler=adaptive)
 
 

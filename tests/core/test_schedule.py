@@ -158,7 +158,7 @@ def test_v_is_the_v_of_the_papers():
 
 
 def test_an_output_that_says_nothing_is_refused():
-    with pytest.raises(ScheduleError, match=r"pure noise \(alpha 0.* 'epsilon' says nothing about the data"):
+    with pytest.raises(ScheduleError, match=r"pure noise \(alpha 0.* 'epsilon' does not determine the data"):
         express(Node(0, 999.0, 0.0, 1.0), "epsilon", (1.0, 0.0))
 
 
@@ -283,16 +283,16 @@ def test_the_number_of_steps_must_be_set():
         (lambda: Schedule.from_betas(BETAS, 0), "at least 1 step, not 0"),
         (lambda: Schedule.from_betas(BETAS, 1001), "steps must lie between 1 and the 1000"),
         (lambda: Schedule.from_betas(BETAS, 2.5), "steps must be a whole number, not 2.5"),
-        (lambda: Schedule.from_betas(BETAS, 1000, integer_times=True).node(3.5), "has no whole time in between"),
-        (lambda: Schedule.flow(20, time=(10, 0), integer_times=True), "20 steps do not fit into the whole times"),
-        (lambda: Schedule.flow(20), r"must know how the network counts time; write time=\(1, 0\)"),
-        (lambda: Schedule.flow(20, time=1000), "what the network is told at noise and at data.*not 1000"),
+        (lambda: Schedule.from_betas(BETAS, 1000, integer_times=True).node(3.5), "has no integer time in between"),
+        (lambda: Schedule.flow(20, time=(10, 0), integer_times=True), "20 steps do not fit into the integer times"),
+        (lambda: Schedule.flow(20), r"needs the network's times; write time=\(1, 0\)"),
+        (lambda: Schedule.flow(20, time=1000), "the network's times at noise and at data.*not 1000"),
         (lambda: Schedule.flow(20, time=(1, 1)), "two different numbers"),
         (lambda: Schedule.flow(20, time=(1, 0), velocity="up"), "'noise-data' .* or 'data-noise'"),
         (lambda: Schedule.edm(20, sigma_max=0.001), "sigma_min must lie above 0 and below sigma_max"),
         (lambda: Schedule.from_betas(BETAS, 10, spacing="dense"), "spacing must be one of"),
         (lambda: Schedule.from_betas(BETAS, 10, prediction="noise"), "prediction must be one of"),
-        (lambda: Schedule.vp(4, final_time=2.0), "noise must fall along the grid"),
+        (lambda: Schedule.vp(4, final_time=2.0), "noise must decrease along the grid"),
         (lambda: Schedule.flow(0, time=(1, 0)), "at least 1 step"),
     ],
 )

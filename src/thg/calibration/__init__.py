@@ -1,4 +1,5 @@
-"""Calibration: measures where the guidance of a model may leap (Algorithm 3), or how often, in runs of its pipeline."""
+"""Calibration: measures where the guidance term of a model can be predicted (Algorithm 3), or how many evaluations it
+needs."""
 
 from thg.calibration.run import calibrate
 from thg.calibration.tuning import tune

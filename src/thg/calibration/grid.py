@@ -1,4 +1,4 @@
-"""The time grid of a run in terms of noise, as its scheduler or its schedule tells it."""
+"""The time grid of a run as noise levels, from its scheduler or schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoiseGrid:
     @classmethod
     def of(cls, scheduler: Any, run: Run) -> NoiseGrid:
         if adds_noise(scheduler):
-            read_schedule(scheduler)  # its error says what to write instead
+            read_schedule(scheduler)  # raises an error with the code to write instead
         count = len(set(run.positions))
         try:
             schedule: Schedule | None = read_schedule(scheduler)
@@ -80,7 +80,7 @@ def _levels(schedule: Schedule) -> tuple[Array, Array]:
 def _noise_of_calls(run: Run) -> Array:
     if run.log_snr is None:
         raise ScheduleError(
-            "the noise levels of this pipeline's scheduler are not known, so nothing can be calibrated; write "
+            "the noise levels of this pipeline's scheduler are unknown, so it cannot be calibrated; write "
             "pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)"
         )
     levels = dict(zip(run.positions, noise_share(run.log_snr), strict=True))

@@ -1,4 +1,4 @@
-"""Calibration of a denoiser of one's own, in runs of `thg.sample`."""
+"""Calibration of a user's denoiser, in runs of `thg.sample`."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _chosen(conditions: Any, samples: Sequence[int]) -> Any:
 
 
 def _digest(value: Any) -> str:
-    """A fingerprint of tensors and whatever else a calibration depends on."""
+    """A fingerprint of tensors and other values that a calibration depends on."""
     digest = hashlib.sha256()
 
     def add(part: Any) -> None:

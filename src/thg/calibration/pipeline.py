@@ -86,8 +86,8 @@ class Pipeline:
     def grid(self, run: Run) -> NoiseGrid:
         if len(set(run.positions)) != self.steps:
             raise ProfileError(
-                f"a run of {self.steps} steps has {len(set(run.positions))} time steps; set steps= to what the "
-                "pipeline runs, and leave strength or denoising_end alone"
+                f"a run of {self.steps} steps has {len(set(run.positions))} time steps; set steps= to the steps that "
+                "the pipeline runs, and do not set strength or denoising_end"
             )
         return NoiseGrid.of(self.pipe.scheduler, run)
 
@@ -96,7 +96,7 @@ class Pipeline:
         return {
             "network": fingerprint(self.pipe),
             "model": self.about()["model"],
-            # without what diffusers notes about a scheduler's settings in no fixed order
+            # without the entries that diffusers adds to a scheduler's config in no fixed order
             "scheduler": [type(scheduler).__name__, {k: v for k, v in dict(scheduler.config).items() if k[:1] != "_"}],
             "arguments": self.arguments,
             "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
@@ -104,7 +104,7 @@ class Pipeline:
         }
 
     def about(self) -> dict[str, str]:
-        """The model by the last part of where it came from, without anybody's folders in it."""
+        """The model is named by the last part of its path, without the user's folders."""
         return {
             "pipeline": type(self.pipe).__name__,
             "network": fingerprint(self.pipe),

@@ -1,12 +1,12 @@
-"""Guides that measure: they ride along in a plain CFG run and change nothing in it.
+"""Guides that measure: they observe a plain CFG run without changing it.
 
-`Recorder` evaluates the pair (e_c, d) once more at the midpoint of each step: Algorithm 3 in its short form. Where the
-solver continues a line or a constant through its last outputs, the difference between one step and two half steps is a
-factor of the schedule times the error of that continuation at the midpoint; the factor is the same for the tortoise and
-the hare, and with the first-order solver this is exact.
+`Recorder` also evaluates the pair (e_c, d) at the midpoint of each step: Algorithm 3 in its simplified form. For a
+solver that extrapolates its last outputs as a constant or a line, the difference between one step and two half steps is
+a factor of the schedule times the error of that extrapolation at the midpoint; the factor is the same for the tortoise
+and the hare, and for a first-order solver this is exact.
 
-The midpoint state is taken from the states that the network sees before and after the step. So the pipeline's own
-solver and its own packing of latents are in it, and nothing of a pipeline's loop has to be known.
+The midpoint state is computed from the network's inputs before and after the step. So it includes the pipeline's own
+solver and packing of latents, and nothing about the pipeline's loop has to be known.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, run: Run, grid: NoiseGrid, batch: int) -> None:
         self._run, self._grid, self._batch = run, grid, batch
         self._place = -1  # on the grid of distinct times
-        self._input: Any = None  # what the network saw at the last time
+        self._input: Any = None  # the network's input at the last time
         self._time: Any = None
         self._conditional: list[Tensor] = []  # e_c of the last two times, one row per sample
         self._terms: list[Tensor] = []  # d of all times
@@ -51,7 +51,7 @@ class Recorder:
         raise AssertionError("a recorder evaluates each step")
 
     def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
-        """The network is about to be called: at a new time, look at the midpoint between the last time and this one."""
+        """Before a network call at a new time: measures at the midpoint between the last time and this one."""
         if not self._repeats(step):
             if self._place >= 0:
                 p, q = self._grid.midpoint_weights(self._place)
@@ -88,7 +88,7 @@ class Recorder:
         if len(self._terms) != self._grid.steps:
             raise UnsupportedPipelineError(
                 f"guidance was on at {len(self._terms)} of {self._grid.steps} time steps, and calibration needs all of "
-                "them; set guidance_scale above 1, and no interval or cut-off of the pipeline's own"
+                "them; set guidance_scale above 1, and no guidance interval or cut-off in the pipeline"
             )
         d = torch.stack(self._terms, dim=1).to("cpu", torch.float64)
         rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
@@ -112,7 +112,7 @@ class Recorder:
         return self._run.times[step] if self._run.times is not None else float(-step)
 
     def _compare(self, pair: tuple[Tensor, Tensor]) -> None:
-        """|| e_c(x_m) - its continuation || and the same for d; the continuation is what the solver takes for it."""
+        """|| e_c(x_m) - its extrapolation || and the same for d; the extrapolation is the solver's."""
         slope = 0.0  # of a first-order solver
         if self._grid.order > 1 and len(self._normal) > 1:
             before, start = self._grid.noise[self._place - 1], self._grid.noise[self._place]
@@ -123,7 +123,7 @@ class Recorder:
             self._norms[name].append((value - last.lerp(earlier, -slope)).norm(dim=1))
 
     def _normalised(self, sample: Any, conditional: Term, term: Term, noise: float) -> tuple[Tensor, Tensor]:
-        """e_c and d as what the solver holds over a step: the velocity of a flow model, eps of any other."""
+        """e_c and d as the quantity that the solver holds over a step: velocity for flow models, otherwise eps."""
         e_c, d = self._rows(conditional, sample), self._rows(term, sample)
         if self._grid.prediction in ("epsilon", "flow"):
             return e_c, d
@@ -143,9 +143,9 @@ class Recorder:
 
 
 class Held:
-    """Plain CFG, but for one step that uses the term of the step before.
+    """Plain CFG, except for one step that uses the term of the step before.
 
-    `states`: what the network saw at the watched places of the grid.
+    `states`: the network's inputs at the watched positions of the grid.
     """
 
     plan = None
@@ -179,14 +179,14 @@ class Held:
 
 
 def combined(start: Any, end: Any, p: float, q: float) -> Any:
-    """p * start + q * end; what does not change along the run (masks, images to edit) stays as it is."""
+    """p * start + q * end; values that are constant along the run (masks, images to edit) are kept."""
     if isinstance(start, list):
         return [combined(a, b, p, q) for a, b in zip(start, end, strict=True)]
     return torch.where(start == end, start, (p * start.float() + q * end.float()).to(start.dtype))
 
 
 def halfway(start: Any, end: Any) -> Any:
-    """The time in the middle, in whatever units and type the network takes it; whole times stay whole if they can."""
+    """The midpoint of two times, in the network's units and type; an integer where possible."""
     if not isinstance(start, Tensor):
         return (start + end) / 2
     total = start + end
@@ -207,8 +207,8 @@ def rows_of(term: Term, sample: Any, batch: int, both: bool = False) -> Tensor:
     for value in term:
         if value.shape[0] % batch or (not both and value.shape[0] != batch):
             raise UnsupportedPipelineError(
-                f"the network gave {value.shape[0]} rows for {batch} prompts; thg cannot tell which belong to which "
-                "sample. Calibrate with batch_size=1"
+                f"the network gave {value.shape[0]} rows for {batch} prompts; thg cannot assign them to "
+                "samples. Calibrate with batch_size=1"
             )
         if value.ndim > 2 and sample.ndim == value.ndim and value.shape[1] == 2 * sample.shape[1]:
             value = value[:, : sample.shape[1]]  # the other half is a learned variance

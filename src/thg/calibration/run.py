@@ -1,4 +1,4 @@
-"""`calibrate`: runs a pipeline or a denoiser over samples, batch by batch, and makes a profile of its guidance."""
+"""`calibrate`: runs a pipeline or a denoiser on samples, batch by batch, and makes a profile of its guidance."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def calibrate(
     batched: bool = False,
     guidance_interval: tuple[float, float] | None = None,
 ) -> Profile:
-    """Measures where the guidance of a model may leap (Algorithm 3), in normal runs of it.
+    """Measures where the guidance term of a model can be predicted (Algorithm 3), in normal runs.
 
     What most people set:
         pipe: a pipeline; or a denoiser, as `thg.sample` takes it, with `schedule` and `x`.
-        prompts: one sample each; some tens are enough for a plan. Class labels for a class-conditional pipeline. Of a
-            denoiser the conditions: a tensor with a row for each sample, a list, or tuples and dictionaries of them;
+        prompts: one sample each; a few dozen are enough for a plan. Class labels for a class-conditional pipeline. For
+            a denoiser the conditions: a tensor with a row for each sample, a list, or tuples and dictionaries of them;
             None if the denoiser takes True and False.
         steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
         batch_size: samples per run. It does not change the result.
@@ -71,12 +71,12 @@ def calibrate(
         solver, unconditional, batched, guidance_interval.
 
     What few touch:
-        seed: the noise of a pipeline's sample depends on it and on the place of its prompt, and on nothing else.
-        sensitivity: samples for the sensitivity curve, which the optimal planner weighs errors with; 0 leaves it out.
-            It costs eleven runs of plain CFG for each.
-        folder: where finished batches are kept. A calibration that was killed goes on from there, and the processes of
+        seed: the noise of a pipeline's sample depends only on it and on the index of its prompt.
+        sensitivity: samples for the sensitivity curve, with which the optimal planner weights errors; 0 skips it. Each
+            costs eleven runs of plain CFG.
+        folder: where finished batches are kept. A calibration that was killed resumes from there, and the processes of
             `accelerate launch` share the work in it.
-        call: more arguments of the pipeline's call (height, negative_prompt, ...).
+        call: further arguments of the pipeline's call (height, negative_prompt, ...).
 
     Costs 4 evaluations per step and sample, of which 2 are those of a plain run.
     """
@@ -89,7 +89,7 @@ def calibrate(
         raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
     else:
         if steps not in (None, schedule.steps) or call:
-            raise ProfileError("steps= and call= are of pipelines; a denoiser's steps are those of its schedule")
+            raise ProfileError("steps= and call= are for pipelines; a denoiser's steps are those of its schedule")
         subject = OwnDenoiser.of(
             pipe, prompts, x, schedule, solver or ddim(), guidance_scale, guidance_interval, unconditional, batched
         )
@@ -101,7 +101,7 @@ def calibrate(
     shards = Shards(Path(folder) if folder is not None else None, work.settings(), today)
     with _progress(work, shards, process, progress) as advance, subject.quiet():
         for kind, samples in work.units(shards, process):
-            if shards.has(kind, samples):  # another process was quicker
+            if shards.has(kind, samples):  # done by another process in the meantime
                 continue
             measure = work.measure_samples if kind == "samples" else work.measure_sensitivity
             shards.add(kind, samples, measure(samples))
@@ -127,16 +127,16 @@ class _Work:
         return self.subject.steps
 
     def settings(self) -> dict[str, Any]:
-        """All that the measured rows depend on."""
+        """Everything that the measured rows depend on."""
         measured = "with the norm of the state"  # 0.1.0 did not keep it
         return {**self.subject.settings(), "seed": self.seed, "sensitivity": self.sensitivity, "samples": measured}
 
     def units(self, shards: Shards, process: Process) -> list[tuple[str, list[int]]]:
-        """What is still to be measured, a batch each: the share of this process, then those of the others.
+        """The batches that are not measured yet: the share of this process, then those of the others.
 
-        Batches are dealt out by their number, whether done or not: processes that start a moment apart agree. A process
-        that is through helps the others, from the end of their shares, instead of waiting for them: each ends with the
-        whole profile, also when another one was killed.
+        Batches are assigned by their index, whether done or not, so that processes that start at different times agree.
+        A process that has finished its share works on those of the others, from their ends, instead of waiting: each
+        process ends with the whole profile, also if another one was killed.
         """
         batches = [
             (kind, range(first, min(first + self.batch_size, count)))
@@ -174,7 +174,7 @@ class _Work:
         return rows
 
     def measure_sensitivity(self, samples: Sequence[int]) -> Rows:
-        """S_k: an error made at step k, by holding d there, as a share of itself at the last network call."""
+        """S_k: the fraction of an error made at step k, by holding d there, that remains at the last network call."""
         last = self.steps - 1
         watched = (*(k + 1 for k in self.anchors), last)
         plain = self._held_at(None, samples, watched)

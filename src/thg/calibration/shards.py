@@ -1,7 +1,7 @@
-"""What has been measured so far: one file per finished batch, so that a killed calibration goes on where it was.
+"""The rows measured so far: one file per finished batch, so that a killed calibration can resume.
 
-A file holds one row per sample, and the sums are made of the rows of all files in the order of the samples; so neither
-the batch size nor the number of processes has a say in the result. Without a folder the rows are kept in memory.
+A file holds one row per sample, and the rows of all files are summed in the order of the samples, so the result depends
+neither on the batch size nor on the number of processes. Without a folder the rows are kept in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Shards:
     """The measured rows of a calibration, in memory or in a folder."""
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any], date: str) -> None:
-        """settings: all that the rows depend on; a folder of other settings is refused. date: of the first start."""
+        """settings: everything that the rows depend on; a folder with other settings is refused. date: of the first
+        start."""
         self.folder = folder
         self.date = date
         self._memory: list[tuple[str, dict[str, Any]]] = []
@@ -36,7 +37,7 @@ class Shards:
             self.date = _claim(folder, settings, date)
 
     def add(self, kind: str, samples: Sequence[int], rows: Rows) -> None:
-        """The rows of these samples are done."""
+        """Stores the rows of these samples."""
         content = {"index": np.asarray(samples, dtype=np.int64), **rows}
         if self.folder is None:
             self._memory.append((kind, content))
@@ -49,11 +50,11 @@ class Shards:
         return folder / f"{kind}-{samples[0]:06d}-{samples[-1]:06d}.safetensors"
 
     def has(self, kind: str, samples: Sequence[int]) -> bool:
-        """Is there a file of just these samples by now?"""
+        """Does a file of exactly these samples exist?"""
         return self.folder is not None and self._path(self.folder, kind, samples).exists()
 
     def done(self, kind: str) -> set[int]:
-        """The samples that need no more measuring."""
+        """The samples that have been measured."""
         return {int(i) for content in self._read(kind) for i in content["index"]}
 
     def rows(self, kind: str) -> Rows:
@@ -75,7 +76,7 @@ def _joined(contents: list[dict[str, Any]]) -> Rows:
     if not contents:
         return {}
     index = np.concatenate([content["index"] for content in contents])
-    _, order = np.unique(index, return_index=True)  # a sample that two files hold counts once
+    _, order = np.unique(index, return_index=True)  # a sample in two files counts once
     return {name: np.concatenate([c[name] for c in contents])[order] for name in contents[0] if name != "index"}
 
 
@@ -92,7 +93,7 @@ def _read_folder(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
-    """Makes the folder, or checks that what it holds is of the same settings. Returns the date of the first start."""
+    """Creates the folder, or checks that its settings are the same. Returns the date of the first start."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     manifest = folder / "calibration.json"
     try:

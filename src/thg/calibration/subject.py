@@ -42,7 +42,7 @@ class Subject(Protocol):
         """The names in a profile: pipeline, network, model, scheduler."""
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Without progress bars of its own."""
+        """Disables its own progress bars."""
 
 
 def checked_scale(scale: Any) -> float:

@@ -1,8 +1,8 @@
 """`tune`: how many evaluations a network needs to stay within a tolerance, from the estimates of accelerated runs.
 
-`within` knows nothing of the network. A few runs with it tell by their own estimates of the error whether this network
-wants more or fewer evaluations; no run of plain CFG is needed. The result is a planner, and nothing is remembered
-elsewhere: the same planner makes the same plan for ever.
+`within` is independent of the network. A few runs with it show by their own error estimates whether this network needs
+more or fewer evaluations; no run of plain CFG is needed. The result is a planner, and no other state is kept: the same
+planner always makes the same plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thg.calibration.pipeline import Pipeline
 from thg.errors import ProfileError
 from thg.plans.fidelity import DEFAULT_ERROR, ORDER, Within, within
 
-ROUNDS = 2  # the first finds the number of evaluations about, the second at that number
+ROUNDS = 2  # the second refines the number of evaluations that the first has found
 QUANTILE = 0.95
 LEAST, MOST = 0.5, 3.0  # effort
 
@@ -42,9 +42,9 @@ def tune(
         steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
 
     What few touch:
-        batch_size: prompts per run. seed: of the noise. call: more arguments of the pipeline's call.
+        batch_size: prompts per run. seed: of the noise. call: further arguments of the pipeline's call.
 
-    Costs two accelerated runs per prompt. The result prints as the line to write: `within(0.01, effort=1.2)`.
+    Costs two accelerated runs per prompt. The result prints as the code to write: `within(0.01, effort=1.2)`.
     """
     planner = within(error)
     subject = Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {})
@@ -65,8 +65,8 @@ def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[floa
             report = summary(subject.pipe)
             if report.estimated_error is None:
                 raise ProfileError(
-                    f"a run of this {report.pipeline} does not tell its error ({report.note or 'it has no leap'}); "
-                    "tune it with more steps, or choose a tolerance by hand: thg.within(0.003)"
+                    f"a run of this {report.pipeline} gives no error estimate ({report.note or 'it has no leap'}); "
+                    "tune it with more steps, or choose a tolerance yourself: thg.within(0.003)"
                 )
             found += report.estimated_error
     return found

@@ -16,10 +16,10 @@ from thg.distribution import __version__, missing_module
 from thg.errors import THGError
 
 COMMANDS = {
-    "generate": "make pictures (or sounds) with a pipeline, and report what was saved",
+    "generate": "make pictures (or sounds) with a pipeline, and report the savings",
     "compare": "the same seeds with plain CFG, the paper's plan and ours, side by side",
     "demo": "the comparison on several prompts of the shipped model",
-    "plan": "show a plan, or what a profile would give",
+    "plan": "show a plan, or the plan that a profile gives",
     "calibrate": "measure where the guidance of a model can be predicted",
     "bench": "compare thg with other methods",
     "report": "rebuild the report of a benchmark",

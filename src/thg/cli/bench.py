@@ -1,4 +1,4 @@
-"""`thg bench`: compares thg with its rivals; without arguments, on the shipped model."""
+"""`thg bench`: compares thg with other methods; without arguments, on the shipped model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/bench-<hash of config>)"
     )
     parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store beside --out)"
+        "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store next to --out)"
     )
     parser.add_argument(
         "--keep",
         choices=("files", "jpeg", "latents", "features"),
         help="what is kept of a sample (default: the configuration's, files)",
     )
-    parser.add_argument("--check", action="store_true", help="say what is missing, and run nothing")
+    parser.add_argument("--check", action="store_true", help="report what is missing, and run nothing")
     parser.add_argument("--count", type=int, metavar="N", help="prompts, instead of the configuration's number")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a batch")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples per batch")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run")
-    parser.add_argument("--device", help="where to run, such as cuda:1 (default: the best there is)")
+    parser.add_argument("--device", help="where to run, such as cuda:1 (default: the best available)")
     parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that share the folder")
     parser.add_argument("--quiet", action="store_true", help="print nothing but the table")
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     make_samples(benchmark, shard, progress)
     measurer = measure_samples(benchmark, shard, progress)
     if measurer is None:
-        progress("done; other processes are still at work, the last one writes the report")
+        progress("done; other processes are still running, the last one writes the report")
         return 0
     print(write_report(benchmark, measurer, shard.device))
     print(f"\nThe report is in {folder / 'report.md'}")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def evaluations(config: BenchConfig) -> int:
-    """Of a whole run, as far as they are known before; plain CFG's where they are not."""
+    """The evaluations of a whole run; plain CFG's for methods whose number is not known in advance."""
     each = [
         method.policy.budget(method.steps, method.guidance_scale)
         or method.options.get("nfe")
@@ -73,7 +73,7 @@ def evaluations(config: BenchConfig) -> int:
 
 
 def _check(benchmark: Run) -> int:
-    """Says what is there and what is missing, before anything runs."""
+    """Reports what is available and what is missing, before anything runs."""
     config = benchmark.config
     missing = []
     print(

@@ -1,7 +1,7 @@
-"""Does bfloat16 work on this CPU? Probed in a child process, because where it fails the process is killed.
+"""Does bfloat16 work on this CPU? Probed in a child process, because a failure kills the process.
 
-On virtual machines whose CPU reports AMX but whose host does not pass it on, oneDNN's bfloat16 kernels are an illegal
-instruction. Limiting oneDNN to the instructions before AMX avoids it.
+On virtual machines whose CPU reports AMX although the host does not support it, oneDNN's bfloat16 kernels raise an
+illegal instruction. Restricting oneDNN to older instruction sets avoids it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def bfloat16_works(setting: str | None = None) -> bool:
 
 
 def remedy() -> str:
-    """What to do where bfloat16 does not work."""
+    """What to do if bfloat16 does not work."""
     if bfloat16_works(SETTING):
         return f"set {SETTING} in the environment"
     return f"use float32 (setting {SETTING} does not help here)"
 
 
 def require_bfloat16(dtype: torch.dtype, device: str) -> None:
-    """An error of one line instead of a killed process."""
+    """Raises a one-line error instead of crashing the process."""
     if dtype == torch.bfloat16 and device.startswith("cpu") and not bfloat16_works():
         raise THGError(f"bfloat16 stops the process with an illegal instruction on this CPU; {remedy()}")

@@ -1,4 +1,4 @@
-"""`thg calibrate`: measures where the guidance of a model can be predicted, and writes a profile."""
+"""`thg calibrate`: measures where the guidance term of a model can be predicted, and writes a profile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sensitivity",
         type=int,
         default=SENSITIVITY_SAMPLES,
-        help="samples for the sensitivity curve, eleven runs each; 0 leaves it out (default: %(default)s)",
+        help="samples for the sensitivity curve, eleven runs each; 0 skips it (default: %(default)s)",
     )
     parser.add_argument("--folder", type=Path, help="where finished batches are stored (default: OUT.parts)")
     parser.add_argument("--force", action="store_true", help="replace an existing profile")
@@ -75,7 +75,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         return read_prompts(args.prompts, args.column, args.samples)
     if args.model in pipelines.SHIPPED:
         return shipped_prompts(args.samples or SHIPPED_SAMPLES)
-    raise ProfileError("no prompts were given; write --prompts FILE (txt with one a line, csv, tsv or jsonl)")
+    raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")
 
 
 def shipped_prompts(count: int) -> list[str]:

@@ -25,7 +25,7 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_plan(text: str) -> Choice | bool:
-    """What `--plan` stands for: False is plain CFG, True the default."""
+    """The value of `--plan`: False is plain CFG, True the default."""
     if text == "default":
         return True
     if text == "cfg":
@@ -54,7 +54,7 @@ def _number(text: str) -> float | None:
 
 
 def _from_file(path: Path) -> Choice:
-    """A plan as it is, or the planner of a profile for the default tolerance."""
+    """The plan in the file, or the planner of a profile for the default tolerance."""
     if PROFILE_FORMAT in _read_text(path):
         return Profile.load(path).planner(error=DEFAULT_ERROR)
     return read_plan(path)

@@ -1,4 +1,4 @@
-"""`thg compare`: the same seeds with plain CFG, the paper's plan, our default, and plain CFG of the same cost."""
+"""`thg compare`: the same seeds with plain CFG, the paper's plan, thg's default, and plain CFG at the same cost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """The pictures of one method, their cost, and the worst of their estimated errors where there are any."""
+    """The pictures of one method, their cost, and their largest estimated error, if any."""
 
     title: str
     pictures: list[Any]
@@ -61,10 +61,10 @@ class Comparison:
         self.steps, self.batch = pipelines.steps_of(args, pipe), pipelines.batch_size(args)
 
     def columns(self) -> list[Column]:
-        """A column for each method; one that cannot run is left out with its reason."""
+        """A column for each method; one that cannot run is omitted with its reason."""
         named = next((name for name, it in PRESETS.items() if it.steps == self.steps and it.coarse is not None), None)
         call = pipelines.call_arguments(self.args, self.pipe, self.prompts[:1])
-        sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # slow at first
+        sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # warm-up
         with Progress((3 if named is None else 4) * len(self.prompts)) as progress:
             plain = self._sample("plain CFG", False, self.steps, progress)
             results = [plain]
@@ -73,7 +73,7 @@ class Comparison:
             ours = self._if_possible("thg", True, self.steps, progress)
             results += ours
             if ours and ours[0].nfe < plain.nfe:
-                fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg has made
+                fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg's
                 results += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
         return [_column(each, plain) for each in results]
 

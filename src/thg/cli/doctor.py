@@ -16,13 +16,13 @@ from thg.cli.bfloat16 import bfloat16_works, remedy
 from thg.distribution import EXTRAS, NAME, __version__, install_line
 from thg.models import ShippedName, shipped_path
 
-# Imported in a child process: a build for another torch fails on import, and takes transformers with it.
+# Imported in a child process: a build for another torch fails on import, and breaks transformers.
 FRAGILE = ("torchvision", "torchaudio")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ok: None is neither good nor bad."""
+    """One line of the report. ok: None is neutral."""
 
     what: str
     result: str
@@ -50,7 +50,7 @@ def _versions() -> list[Finding]:
 
 
 def _namesakes() -> list[Finding]:
-    """Other distributions that install a module `thg`: whichever came last has overwritten files of the other."""
+    """Other distributions that install a module `thg`: the one installed last has overwritten files of the other."""
     others = {name for name in importlib.metadata.packages_distributions().get("thg", []) if name != NAME}
     return [
         Finding(

@@ -1,4 +1,4 @@
-"""Writing results: atomically, under names that do not overwrite each other, with how they were made inside."""
+"""Writing results: atomically, under unique names, with their settings as metadata."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from thg.media import png_text, wav_bytes
 
 
 def check_writable(path: Path) -> None:
-    """An error before the work starts, if the result could not be written after it."""
+    """Raises an error before the work starts if the result could not be written."""
     folder = path.parent
     if path.is_dir():
         raise THGError(f"{path} is a folder; write -o {path / 'picture.png'}")
     if not folder.is_dir():
-        raise THGError(f"the folder {folder} is not there; write mkdir -p {folder} first")
+        raise THGError(f"the folder {folder} does not exist; write mkdir -p {folder} first")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise THGError(f"{path} cannot be written; choose another place with -o")
     kind = Image.registered_extensions().get(path.suffix.lower())
@@ -30,7 +30,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_free(paths: list[Path], force: bool) -> None:
-    """An error before the work starts, if files of these names exist and must not be replaced."""
+    """Raises an error before the work starts if these files exist and must not be replaced."""
     if (taken := [path for path in paths if path.exists()]) and not force:
         more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
         raise THGError(f"{taken[0]}{more} exists already; write --force to replace it, or another -o")

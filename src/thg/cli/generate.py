@@ -1,4 +1,4 @@
-"""`thg generate`: pictures, sounds or videos from prompts, and what was saved."""
+"""`thg generate`: pictures, sounds or videos from prompts, with a report of the savings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIX = {"image": ".png", "audio": ".wav", "video": ".gif"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="what to make; several prompts make several pictures")
-    parser.add_argument("--prompts", type=Path, help="a file of prompts: txt (one a line), csv, tsv or jsonl")
+    parser.add_argument("--prompts", type=Path, help="a file of prompts: txt (one per line), csv, tsv or jsonl")
     parser.add_argument("-o", "--out", type=Path, help="where to write (default: out.png, out.wav or out.gif)")
     add_plan_argument(parser)
     options.add_sampling_arguments(parser)
@@ -64,7 +64,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def _check_out(args: argparse.Namespace, count: int) -> None:
-    """Before the model is loaded: results can be written, and replace nothing."""
+    """Checks, before the model is loaded, that the results can be written and replace nothing."""
     outs = [args.out] if args.out is not None else [Path("out").with_suffix(suffix) for suffix in SUFFIX.values()]
     for out in outs:
         files.check_writable(out)
@@ -72,7 +72,7 @@ def _check_out(args: argparse.Namespace, count: int) -> None:
 
 
 def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: Any) -> list[Path]:
-    """Writes the results of a batch; pictures carry how they were made."""
+    """Writes the results of a batch; pictures contain their settings as metadata."""
     plan = done.summary.plan if done.summary is not None else None
     estimates = (done.summary and done.summary.estimated_error) or [None] * len(paths)
     for path, item, about, error in zip(paths, done.items, abouts, estimates, strict=True):
@@ -87,7 +87,7 @@ def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: 
 
 
 def _verdict(runs: list[Sampled]) -> str:
-    """What the batches have cost together."""
+    """The total cost of the batches."""
     seconds = sum(done.seconds for done in runs)
     report = runs[-1].summary
     if report is None:

@@ -1,4 +1,4 @@
-"""The options that several commands share, and the kinds of numbers that they take."""
+"""The options that several commands share, and parsers for their numbers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def load(args: argparse.Namespace) -> Any:
     require_bfloat16(dtype, device)
     if args.offload and device == "cpu":
         raise THGError(
-            "--offload moves weights to a GPU when they are needed, but this run is on the CPU: leave it out"
+            "--offload moves weights to a GPU when they are needed, but this run is on the CPU: remove the option"
         )
     _quiet()
     pipe: Any = shipped_pipeline(args.model, dtype=dtype) if args.model in SHIPPED else pretrained(args.model, dtype)
@@ -65,7 +65,7 @@ def batch_size(args: argparse.Namespace) -> int:
 
 
 def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> dict[str, Any]:
-    """The keyword arguments of the pipeline's call that the options stand for."""
+    """The keyword arguments of the pipeline's call, from the options."""
     call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": steps_of(args, pipe)}
     call.update(DEFAULT_CALL.get(args.model, {}))
     scale = guidance_of(args, pipe)
@@ -81,7 +81,7 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
 
 
 def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
-    """What every picture of a command has in common: the part of its metadata that the options decide."""
+    """The metadata that all pictures of a command share."""
     size = {name: value for name in ("width", "height") if (value := getattr(args, name)) is not None}
     return {
         "model": args.model,
@@ -100,13 +100,13 @@ def _guidance_name(pipe: Any) -> str:
 
 
 def _default(pipe: Any, name: str) -> Any:
-    """The default of an argument of the pipeline's call; None where it has none."""
+    """The default of an argument of the pipeline's call; None if it has none."""
     parameter = inspect.signature(pipe.__call__).parameters.get(name)
     return parameter.default if parameter is not None and isinstance(parameter.default, int | float) else None
 
 
 def _quiet() -> None:
-    """Silences the libraries: the command reports their errors, and their warnings address programmers."""
+    """Silences the libraries: the command reports their errors, and their warnings are for developers."""
     try:
         import diffusers
         import transformers

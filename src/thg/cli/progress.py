@@ -1,4 +1,4 @@
-"""A bar over all pictures of a command, that also moves with the steps inside a batch."""
+"""A progress bar over all pictures of a command, updated at each step of a batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Progress:
         self._bar.close()
 
     def start(self, what: str, pipe: Any, pictures: int) -> dict[str, Any]:
-        """A batch begins: the argument of the pipeline's call that reports its steps, where it takes one."""
+        """Starts a batch; returns the argument of the pipeline's call that reports its steps, if it accepts one."""
         self._done = self._bar.n + pictures
         self._bar.set_description_str(f"{what} ")
         if "callback_on_step_end" not in inspect.signature(pipe.__call__).parameters:
@@ -38,7 +38,7 @@ class Progress:
         return {"callback_on_step_end": on_step_end}
 
     def finish(self) -> None:
-        """The batch is done."""
+        """Ends the batch."""
         self._bar.update(self._done - self._bar.n)
 
     def print(self, text: str) -> None:

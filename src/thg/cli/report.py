@@ -1,4 +1,4 @@
-"""`thg report`: rebuilds the report of a benchmark from its folder; measures what is missing, and samples nothing."""
+"""`thg report`: rebuilds the report of a benchmark from its folder; measures what is missing, without sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thg.bench.shard import find_shard
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
-    parser.add_argument("--device", help="where the networks of the metrics run (default: the best there is)")
+    parser.add_argument("--device", help="where the networks of the metrics run (default: the best available)")
     parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that measure together")
 
 

@@ -59,7 +59,7 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
 
 @contextmanager
 def _counted(pipe: Any) -> Iterator[Rows | None]:
-    """Counts what goes through the network; None for a pipeline whose network is not known."""
+    """Counts the rows passed to the network; None for a pipeline whose network is unknown."""
     with ExitStack() as stack:
         try:
             rows = stack.enter_context(counted_rows(pipe))
@@ -69,7 +69,7 @@ def _counted(pipe: Any) -> Iterator[Rows | None]:
 
 
 def _called(pipe: Any, call: dict[str, Any]) -> Any:
-    """Calls the pipeline; its own errors on bad arguments (ValueError) and on lack of memory become one line."""
+    """Calls the pipeline; its errors on bad arguments (ValueError) and lack of memory become one-line errors."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "invalid value encountered in cast", RuntimeWarning)  # NaN as a pixel
@@ -92,8 +92,8 @@ def _called(pipe: Any, call: dict[str, Any]) -> Any:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    said = ("out of memory", "allocate memory", "enough memory")  # by CUDA and MPS, and by two allocators of CPUs
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in said)
+    messages = ("out of memory", "allocate memory", "enough memory")  # of CUDA and MPS, and of two CPU allocators
+    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in messages)
 
 
 def _smaller(batch: int) -> str:

@@ -1,4 +1,4 @@
-"""`thg statistics`: measures the references of a benchmark once, and writes the statistics that configurations take."""
+"""`thg statistics`: measures the references of a benchmark once, and writes statistics for configurations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from thg.bench.store import Store
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the benchmark whose [references] to take"
+        "--config", type=Path, required=True, metavar="FILE", help="the benchmark whose [references] to measure"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the statistics go")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the statistics")
     parser.add_argument("--store", type=Path, metavar="DIR", help="where measured rows are kept (default: OUT/store)")
-    parser.add_argument("--device", help="where the networks run (default: the best there is)")
+    parser.add_argument("--device", help="where the networks run (default: the best available)")
     parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that share the store")
 
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"{args.config} has no metric that compares with references, or no references")
     measurer.measure_references(shard, lambda text: print(f"thg statistics: {text}", file=sys.stderr, flush=True))
     if measurer.missing_references():
-        print("thg statistics: other processes are still at work, the last one writes the files", file=sys.stderr)
+        print("thg statistics: other processes are still running, the last one writes the files", file=sys.stderr)
         return 0
     print("[references.statistics]")
     names = {metric.rows_name: name for metric, name in measurer.reference_measures()}

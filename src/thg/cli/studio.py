@@ -64,7 +64,9 @@ def load(args: argparse.Namespace) -> Model:
         absent = [
             name for name, part in pipe.components.items() if part is None and name not in pipe._optional_components
         ]
-        without = "".join(f", {name}=None" for name in sorted(absent))  # diffusers asks for what a folder lacks
+        without = "".join(
+            f", {name}=None" for name in sorted(absent)
+        )  # diffusers needs these for components missing from the folder
         loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}{without}).to({place!r})"
         source = ("from diffusers import DiffusionPipeline", f"pipe = {loaded}")
         return Model(pipe, Path(args.model).name, source, profile=profile)
@@ -76,7 +78,7 @@ def load(args: argparse.Namespace) -> Model:
         (f"pipe = thg.shipped_pipeline({args.model!r}{arguments})",),
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
-        batch=MAX_BATCH,  # small pictures: several at a time use the device better
+        batch=MAX_BATCH,  # small pictures: larger batches use the device better
         examples=EXAMPLE_PROMPTS,
         call=DEFAULT_CALL[args.model],
         profile=profile,

@@ -1,7 +1,7 @@
 """The shipped models: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
 
-This module knows where their files are and how to load them as genuine diffusers pipelines, offline. How they were made
-is in `training/`, how good they are in the README beside this file.
+This module locates their files and loads them as ordinary diffusers pipelines, offline. `training/` has the code that
+trained them, and README.md next to this file their quality.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 ShippedName = Literal["eps", "flow"]
 
 DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
-"""The guidance scale at which each model is meant to be used, and was measured."""
+"""The recommended guidance scale of each model, at which it was measured."""
 
 DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}}
-"""More arguments for the call of each: "flow" has no T5, and its padding only costs time."""
+"""Further arguments for the call of each: "flow" has no T5, whose padding would only cost time."""
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:
@@ -57,8 +57,8 @@ def shipped_pipeline(
 
     Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". Nothing is downloaded.
 
-    - `device`: where to put it; the CPU unless said otherwise.
-    - `dtype`: of the weights in memory; float32 unless said otherwise (the files hold float16).
+    - `device`: default: the CPU.
+    - `dtype`: of the weights in memory; default: float32 (the files hold float16).
     """
     return load_folder(shipped_path(name), device=device, dtype=dtype)
 
@@ -89,7 +89,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     try:
         index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise MissingExtraError(f"no model in {folder}: this copy of thg has no weights; reinstall thg") from None
+        raise MissingExtraError(f"no model in {folder}: this installation has no weights; reinstall thg") from None
     except (OSError, ValueError) as error:
         raise _broken(folder, error) from error
     if not isinstance(index, dict):

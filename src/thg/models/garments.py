@@ -1,6 +1,6 @@
-"""What the shipped models were taught to draw: the ten garments, their everyday names, and the three tones.
+"""The vocabulary of the shipped models: the ten garments, their synonyms, and the three tones.
 
-The training captions, the benchmark's prompts and the judge all take their words from here.
+The training captions, the benchmark's prompts and the judge all use it.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ SYNONYMS: Final = {
 """All names that the captions used for a garment."""
 
 TONES: Final = ("dark", "medium", "light")
-"""In the order of rising brightness."""
+"""In order of increasing brightness."""
 
 TONE_WORDS: Final = {
     "dark": ("dark", "black"),
@@ -51,14 +51,14 @@ FOREGROUND: Final = 0.1
 
 
 def brightness(pictures: torch.Tensor) -> torch.Tensor:
-    """Mean brightness of each garment, background left out; `pictures` are (n, 1, height, width) in [-1, 1]."""
+    """Mean brightness of each garment without the background; `pictures` are (n, 1, height, width) in [-1, 1]."""
     values = pictures.clamp(-1.0, 1.0).add(1.0).div(2.0).flatten(1)
     inside = values > FOREGROUND
     return (values * inside).sum(1) / inside.sum(1).clamp(min=1)
 
 
 def prompt_for(garment: str, tone: str | None = None) -> str:
-    """The plainest prompt, such as "a dark coat", "trousers" or "an ankle boot"."""
+    """The simplest prompt, such as "a dark coat", "trousers" or "an ankle boot"."""
     words = f"{tone} {garment}" if tone else garment
     if garment == "trousers":
         return words

@@ -1,7 +1,7 @@
-"""The judge: a small classifier, trained on real pictures only, that says what a generated picture shows.
+"""The judge: a small classifier, trained on real pictures only, for generated pictures.
 
-It knows the garment (by a network), the tone (by measuring brightness against the borders of real pictures) and the
-features in which the Frechet distance is taken. It knows nothing of the models that it judges.
+It gives the garment (by a network), the tone (by comparing brightness with thresholds from real pictures) and the
+features for the Frechet distance. It is independent of the models that it judges.
 """
 
 import json
@@ -53,7 +53,7 @@ class JudgeNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge thinks of each picture: indices into GARMENTS and TONES, and the features."""
+    """The judge's result for each picture: indices into GARMENTS and TONES, and the features."""
 
     garments: torch.Tensor
     tones: torch.Tensor
@@ -61,7 +61,7 @@ class Verdict:
 
 
 class Judge:
-    """The trained network together with the borders between the tones."""
+    """The trained network and the brightness thresholds between the tones."""
 
     def __init__(self, network: JudgeNetwork, tone_borders: torch.Tensor, description: dict[str, float]):
         self.network = network.eval().requires_grad_(False)
@@ -86,8 +86,8 @@ class Judge:
     def __call__(self, pictures: torch.Tensor, asked: torch.Tensor | None = None) -> Verdict:
         """Judge pictures (n, 1, 32, 32) in [-1, 1].
 
-        A tone is relative to its garment (a third of all real coats is dark): that is the garment that was `asked`
-        for, or the recognised one if nothing is said.
+        A tone is relative to its garment (a third of all real coats is dark): the garment that was `asked` for, or the
+        recognised one by default.
         """
         batches = [self.network.features(batch) for batch in torch.split(pictures.float().clamp(-1, 1), 500)]
         features = torch.cat(batches)

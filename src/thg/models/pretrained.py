@@ -18,8 +18,8 @@ def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, l
     """The pipeline, or a one-line error if it cannot be loaded.
 
     - `variant`: of the weight files, such as "fp16".
-    - `leave_out`: components not to load, such as "safety_checker". Those that a folder was saved without are left
-      out anyway.
+    - `leave_out`: components not to load, such as "safety_checker". Those that a folder was saved without are never
+      loaded.
     """
     try:
         from diffusers import DiffusionPipeline
@@ -28,11 +28,11 @@ def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, l
     absent = dict.fromkeys([*leave_out, *_saved_without(Path(source))])
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)  # older releases know no other name
+            warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)  # older releases have no other name
             return DiffusionPipeline.from_pretrained(
                 source, torch_dtype=dtype, variant=variant, use_safetensors=True, **absent
             )
-    except Exception as error:  # the hub client, safetensors and json each have errors of their own
+    except Exception as error:  # the hub client, safetensors and json raise different errors
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise THGError(
             f"the model {source!r} cannot be loaded ({reason}); it must be eps, flow, the hub id of a pipeline with "
@@ -59,4 +59,4 @@ def sampling_rate(pipe: Any) -> int:
         rate = getattr(getattr(part, "config", None), "sampling_rate", None)
         if rate:
             return int(rate)
-    raise UnsupportedPipelineError(f"{type(pipe).__name__} does not tell the sampling rate of its sounds")
+    raise UnsupportedPipelineError(f"{type(pipe).__name__} has no sampling rate for its sounds")

@@ -1,7 +1,7 @@
-"""The schedulers that a model can run with: those of its own family, with its own settings.
+"""The schedulers that a model can use: those of its own family, with its own settings.
 
 A model that predicts noise and one that predicts a flow need different schedulers, or the same with other options;
-what does not fit the model is not offered.
+schedulers that do not fit the model are not offered.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with
 
 
 def offered(flow: bool) -> dict[str, str]:
-    """Key and label of the schedulers for a model that predicts a flow, or for any other."""
+    """Key and label of the schedulers for a flow model, or for a noise model."""
     kind = "flow" if flow else "epsilon"
     return {key: row.label for key, row in OFFERED.items() if kind in row.predicts}
 
 
 class Schedulers:
-    """Those of one model. own: the one that it came with; labels: key and label of each, its own first.
+    """The schedulers of one model. own: its original one; labels: key and label of each, the original first.
 
     A key is the name of a class, or of a variant of it in the table of schedulers.
     """
@@ -55,7 +55,7 @@ class Schedulers:
         return getattr(diffusers, OFFERED[key].name).from_config(self.own.config, **self._options(key))
 
     def _options(self, key: str) -> dict[str, Any]:
-        """What the settings of the model's own scheduler do not say to one of another family."""
+        """The options that a scheduler of another family needs in addition to the model's own settings."""
         settings: dict[str, Any] = dict(OFFERED[key].settings)
         if not self.flow:
             return settings
@@ -66,7 +66,7 @@ class Schedulers:
         return {**settings, "use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": shift}
 
     def source(self, key: str | None) -> list[str]:
-        """The lines of Python that put this scheduler into `pipe`; none for its own."""
+        """The Python code that sets this scheduler on `pipe`; empty for its own."""
         if key is None or key == self.own_name:
             return []
         name = OFFERED[key].name

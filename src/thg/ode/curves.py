@@ -1,6 +1,6 @@
 """Noise curves: alpha and sigma as functions of the network's own time.
 
-Time is counted as the network counts it. `at_noise` and `at_data` are the times at the two ends: 1 and 0, 0 and 1, or
+Time is in the network's own units. `at_noise` and `at_data` are the times at the two ends: 1 and 0, 0 and 1, or
 999 and 0.
 """
 
@@ -31,7 +31,7 @@ class NoiseCurve(Protocol):
         """alpha and sigma at these times."""
 
     def network_time(self, time: float) -> float:
-        """The time to tell the network (clipped to what it was trained on)."""
+        """The time to pass to the network (clipped to the range of training)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TableCurve:
     ) -> TableCurve:
         """The table of a training run of T steps: times 0 .. T-1 unless the ends are given, and clean data before.
 
-        Noise levels of a grid above the last training level are put behind it, one time unit each.
+        Noise levels of a grid above the last training level are appended, one time unit each.
         """
         if not np.all((alphas_cumprod > 0) & (alphas_cumprod < 1)):
             raise ScheduleError(
@@ -117,7 +117,7 @@ class TableCurve:
         return cls(times, table, (float(times[1]), float(times[len(ratios)])))
 
     def levels(self, time: Array) -> tuple[Array, Array]:
-        direction = 1.0 if self.times[-1] > self.times[0] else -1.0  # interpolation wants rising times
+        direction = 1.0 if self.times[-1] > self.times[0] else -1.0  # np.interp needs increasing times
         ratio = np.interp(direction * np.asarray(time), direction * self.times, self.ratios)
         alpha = 1 / np.sqrt(1 + ratio**2)
         return alpha, ratio * alpha

@@ -1,9 +1,9 @@
-"""A look at the first output of a network: can it be what the schedule says that it is?
+"""A check of the first output of a network: does it match the schedule's conventions?
 
 At the start of a run the state is nearly pure noise, x = sigma eps, and no network can know the data in it. So the
-share of the noise in its output, <output, x> / <x, x>, is known beforehand: 1/sigma for eps and for the velocity
-eps - x0, with the other sign for x0 - eps, and about 0 for x0 and for v. A network whose velocity has the other sign
-than the schedule says would run to the end and give a wrong picture.
+coefficient of the noise in its output, <output, x> / <x, x>, is known in advance: 1/sigma for eps and for the velocity
+eps - x0, with the opposite sign for x0 - eps, and about 0 for x0 and for v. A network whose velocity has the opposite
+sign would run to the end and give a wrong picture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thg.errors import ScheduleError
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 
-FEWEST = 64  # values; with fewer the share of the noise is too uncertain
+FEWEST = 64  # values; with fewer the coefficient is too uncertain
 NOISY = 0.25  # alpha / sigma up to which a state counts as noise
 SURE = 6.0  # standard errors
 
@@ -31,9 +31,9 @@ NAMES = {
 
 
 def examine(schedule: Schedule, node: Node, x: Tensor, output: Tensor) -> None:
-    """An error or a warning if the state or the output is not what the schedule says.
+    """Raises an error or warns if the state or the output does not match the schedule.
 
-    Silent where that cannot be known: few values, or little noise. It waits for the device once.
+    Does nothing if that cannot be decided: few values, or little noise. Waits for the device once.
     """
     count = x.numel()
     if count < FEWEST or node.alpha > NOISY * node.sigma:
@@ -61,13 +61,13 @@ def _examine_state(node: Node, size: float) -> None:
 
 
 def _complain(schedule: Schedule, share: float, expected: float) -> None:
-    """share, expected: of the noise in the output, in units of eps."""
+    """share, expected: the coefficient of the noise in the output, in units of eps."""
     said = NAMES[schedule.prediction]
     found = f"the first output of the network contains {share:.2g} of the noise"
     if schedule.prediction == "flow" and share * expected < -0.25:
         other = "data-noise" if schedule.velocity == "noise-data" else "noise-data"
         raise ScheduleError(
-            f"{found}, and a velocity of sign {schedule.velocity!r} contains {expected:g}: the sign is the other one. "
+            f"{found}, and a velocity of sign {schedule.velocity!r} contains {expected:g}: the sign is reversed. "
             f"Write Schedule.flow(..., velocity={other!r}), and check the direction of time"
         )
     if schedule.prediction == "epsilon" and share < -0.25:
@@ -75,8 +75,8 @@ def _complain(schedule: Schedule, share: float, expected: float) -> None:
             f"{found}, and {said} contains 1: the sign is wrong. A score is -eps / sigma: return -sigma * score"
         )
     warnings.warn(
-        f"{found}, and {said} contains about {expected:.2g}. If the network is trained, it predicts something else "
-        f"than prediction={schedule.prediction!r}, or counts time otherwise than the schedule, which told it "
-        f"{schedule.nodes[0].time:g} at noise. check=False leaves this check out",
+        f"{found}, and {said} contains about {expected:.2g}. If the network is trained, it does not predict "
+        f"{schedule.prediction!r} (prediction=), or its time differs from the schedule's, which is "
+        f"{schedule.nodes[0].time:g} at noise. check=False disables this check",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""The places that a run visits, as numbers: training steps, sigmas, the two ends of time."""
+"""The grid points of a run, as numbers: training steps, sigmas, the two ends of time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from thg.ode.outputs import Prediction
 
 Spacing = Literal["leading", "trailing", "linspace"]
 Times = tuple[float, float]
-"""What the network is told at noise and at data: (1, 0), (0, 1), (999, 0)."""
+"""The network's times at noise and at data: (1, 0), (0, 1), (999, 0)."""
 
-SMALLEST = 2.0**-24  # of alpha squared; stands for 0 at zero terminal SNR, as in diffusers
+SMALLEST = 2.0**-24  # of alpha squared; in place of 0 at zero terminal SNR, as in diffusers
 
 
 def whole(steps: Any) -> int:
-    """A number of steps: of Python, numpy or torch."""
+    """A number of steps as an int, from Python, numpy or torch."""
     try:
         count = operator.index(steps)
     except TypeError:
@@ -32,21 +32,21 @@ def whole(steps: Any) -> int:
 
 
 def ends(time: Any) -> Times:
-    """What the network is told at noise and at data, checked."""
+    """Validates the network's times at noise and at data."""
     try:
         at_noise, at_data = (float(value) for value in time)
     except (TypeError, ValueError):
         at_noise = at_data = math.nan
     if not (math.isfinite(at_noise) and math.isfinite(at_data) and at_noise != at_data):
         raise ScheduleError(
-            "time is what the network is told at noise and at data, two different numbers such as time=(1, 0) or "
+            "time must be the network's times at noise and at data, two different numbers such as time=(1, 0) or "
             f"time=(999, 0), not {time!r}"
         )
     return at_noise, at_data
 
 
 def training_alphas(betas: ArrayLike, prediction: Prediction) -> Array:
-    """alpha squared at each training step. The last may be 0 (zero terminal SNR) where the output still says x0."""
+    """alpha squared at each training step. The last may be 0 (zero terminal SNR) if the output still determines x0."""
     values = np.asarray(betas, dtype=np.float64)
     ends_in_noise = values.ndim == 1 and len(values) > 1 and values[-1] == 1
     if values.ndim != 1 or not len(values) or not np.all(((values > 0) & (values < 1))[: len(values) - ends_in_noise]):

@@ -1,4 +1,4 @@
-"""The guidance of one run of `sample`: which guide is asked at which step, and with which scale its term is used."""
+"""The guidance of one run of `sample`: the guide, the steps that it guides, and the guidance scale."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _number(value: Any) -> float:
 class Guidance:
     """A guide, and the part of a run that it guides.
 
-    run: what it knows of that part. start: the step at which the part begins. steps: of the whole run.
-    visitor: the guide again, if it looks at the network around its steps.
+    run: the guide's description of that part. start: the step at which the part begins. steps: of the whole run.
+    visitor: the guide again, if it also evaluates the network between steps.
     """
 
     guide: Guide
@@ -95,13 +95,13 @@ class Guidance:
         if isinstance(choice, Plan) and choice.steps != schedule.steps:
             raise PlanError(
                 f"the plan is for {choice.steps} steps, the schedule has {schedule.steps}; make the plan for "
-                f"{schedule.steps} steps, or take a planner, which fits any run: "
+                f"{schedule.steps} steps, or use a planner, which fits any run: "
                 f"thg.tapered({choice.nfe / choice.cfg_nfe:.2f})"
             )
         if isinstance(choice, Plan) and interval is not None:
             raise PlanError(
-                "a plan says itself where guidance starts and ends; write Plan(..., start=, cutoff=) and no "
-                "guidance_interval, or take a planner"
+                "a plan defines where guidance starts and ends; write Plan(..., start=, cutoff=) without "
+                "guidance_interval, or use a planner"
             )
         maker = guide_maker(choice)
         scale = Scale.of(guidance_scale, x)
@@ -118,7 +118,7 @@ class Guidance:
         return None if plan is None else plan.placed(self.start, self.steps)
 
     def estimated_error(self, x: Tensor) -> Tensor | None:
-        """How far the final state is from plain CFG's, per sample, as the guide estimates it."""
+        """The guide's estimate of the difference from plain CFG's final state, per sample."""
         error = self.guide.estimated_error(x) if isinstance(self.guide, HareGuide) else None
         if error is None or not isinstance(self.scale.value, Tensor):
             return error
@@ -143,7 +143,7 @@ class Guidance:
         return e_c if term is None else self.scale.added(e_c, term[0])
 
     def _visit(self, guide: Visitor, place: int, network: Network, x: Tensor, node: Node) -> None:
-        """Shows the state at the scale that profiles know; its time is the position on the grid."""
+        """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
 
         def evaluate(sample: Tensor, position: float) -> tuple[Term, Term]:
             there = self.schedule.node(position)
@@ -157,7 +157,7 @@ class Guidance:
 
 
 def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> Run:
-    """What a guide is told of a run on this schedule."""
+    """The description of a run on this schedule, for guides."""
     return Run(
         steps=schedule.steps,
         positions=tuple(float(i) for i in range(schedule.steps)),
@@ -191,12 +191,12 @@ _RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] =
 
 def _known_response(solver: Solver, schedule: Schedule) -> Response:
     """`solver_response`, computed once per schedule and solver."""
-    known = _RESPONSES.setdefault(schedule, [])
-    for own, response in known:
-        if own == solver:
+    cached = _RESPONSES.setdefault(schedule, [])
+    for cached_solver, response in cached:
+        if cached_solver == solver:
             return response
-    known.append((solver, solver_response(solver, schedule)))
-    return known[-1][1]
+    cached.append((solver, solver_response(solver, schedule)))
+    return cached[-1][1]
 
 
 def solver_response(solver: Solver, schedule: Schedule) -> Response:

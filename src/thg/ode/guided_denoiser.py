@@ -1,5 +1,5 @@
 """Guidance for samplers in the style of k-diffusion: functions that call `model(x, sigma, cond=..., uncond=...,
-cond_scale=...)` and expect denoised latents. The sampler stays as it is; the model knows the run from its sigmas."""
+cond_scale=...)` and expect denoised latents. The sampler is not changed; the model knows the run from its sigmas."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class GuidedDenoiser:
         print(model.summary)
 
     What most people set:
-        denoiser: `denoiser(x, sigma, cond=...)`, which gives the denoised latents x0.
-        plan: whatever `thg.enable` takes; None is the same default.
-        sigmas: the noise levels that the sampler is given.
-        sampler: the sampler function. It is run once on a few numbers, which tells at which noise levels it calls the
-            model (Heun and DPM2 call more often than there are sigmas) and how its states depend on the outputs (the
-            corrector needs that). Without it a call for each sigma is expected; when the calls come otherwise, the rest
-            of the run is plain guidance and `summary` says so.
+        denoiser: `denoiser(x, sigma, cond=...)`, which returns the denoised latents x0.
+        plan: as for `thg.enable`; None is the same default.
+        sigmas: the noise levels passed to the sampler.
+        sampler: the sampler function. It is executed once on a few numbers to find at which noise levels it calls the
+            model (Heun and DPM2 call more often than there are sigmas) and how its states depend on the outputs (needed
+            by the corrector). Without it one call per sigma is expected; after an unexpected call the rest of the run
+            is plain guidance and `summary` says so.
 
     What few touch:
         batched: the denoiser takes both branches in one call, unconditional rows first, as in k-diffusion.
         flow: sigma is the time of a flow model, x = (1 - sigma) x0 + sigma eps, and not x = x0 + sigma eps.
 
-    A run begins with the first call, or with the first call after its last; one that was interrupted is forgotten when
-    the first noise level comes again. sigma is read at each call, as samplers of this style do it themselves.
+    A run begins with the first call, or with the first call after the previous run has ended; an interrupted run is
+    discarded when the first noise level comes again. sigma is read on the host at each call, as such samplers do.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class GuidedDenoiser:
     def __call__(self, x: Tensor, sigma: Tensor, *, cond: Any, uncond: Any, cond_scale: Any, **more: Any) -> Tensor:
         """The guided denoised latents. cond_scale: a number, or a tensor with one for each sample.
 
-        Without an unconditional condition, or with a scale of 1, there is no guidance. Further arguments are passed on
-        to the denoiser.
+        Without an unconditional condition, or with a scale of 1, there is no guidance. Further arguments are passed to
+        the denoiser.
         """
         run = self._at(float(sigma.reshape(-1)[0] if isinstance(sigma, Tensor) else sigma), cond_scale)
         if uncond is None or (isinstance(cond_scale, int | float) and cond_scale == 1):  # no guidance at this call
@@ -97,13 +97,13 @@ class GuidedDenoiser:
 
     @property
     def summary(self) -> Summary:
-        """What the last run has cost, so far."""
+        """The cost of the last run, so far."""
         if self._last is None:
             return Summary("thg.GuidedDenoiser", 0, 0, 0, (), 0.0, note="no run yet")
         return self._last.summary()
 
     def reset(self) -> None:
-        """Forgets a run that was interrupted."""
+        """Discards an interrupted run."""
         self._run = None
 
     # -- one call
@@ -114,7 +114,7 @@ class GuidedDenoiser:
         if self._run is None or self._run.finished or (_same(level, first) and not self._run.expects(level)):
             if not _same(level, first):
                 raise ScheduleError(
-                    f"the run starts at sigma = {level:.4g}, but the model was told sigmas from {first:.4g} on; write "
+                    f"the run starts at sigma = {level:.4g}, but the model's sigmas start at {first:.4g}; write "
                     "GuidedDenoiser(..., sigmas=) with the sigmas that the sampler gets"
                 )
             self._run = self._last = self._begin(cond_scale)
@@ -137,7 +137,7 @@ class GuidedDenoiser:
 
 
 def _predicted(guide: DenoisedGuide, call: int, x: Tensor) -> Tensor | None:
-    """The conditional output, if the guide stands in for it. Denoised latents are as good to predict as noise."""
+    """The conditional output, if the guide predicts it. Denoised latents can be predicted as well as noise."""
     own = guide.guide.conditional(call) if isinstance(guide.guide, PredictsConditional) else None
     return None if own is None else own[0].to(x.dtype)
 
@@ -149,7 +149,7 @@ class _Run:
         self.call = -1
         self._calls, self._make = calls, guide
         self._guide: DenoisedGuide | None = guide()
-        self._subject: tuple[Any, ...] = ()  # what the guidance is between
+        self._subject: tuple[Any, ...] = ()  # the conditions and the shape of the latents
         self._evaluations: list[int] = []
         self._note = ""
         self._error: Tensor | None = None  # the estimate, per sample
@@ -169,13 +169,13 @@ class _Run:
         if self._guide is not None and not self.expects(level):
             self._note = (
                 f"call {self.call + 1} came at sigma = {level:.4g}, which was not expected: from there on the run was "
-                "plain guidance. Write GuidedDenoiser(..., sampler=), and the calls of the sampler are known before"
+                "plain guidance. Write GuidedDenoiser(..., sampler=) to find the sampler's calls in advance"
             )
             self._guide = None
         self.call += 1
 
     def guide_for(self, cond: Any, uncond: Any, shape: torch.Size) -> DenoisedGuide | None:
-        """The guide; a new one when the conditions or the latents are no longer the same."""
+        """The guide; a new one when the conditions or the shape of the latents have changed."""
         subject = (cond, uncond, shape)
         changed = self._subject and not (
             self._subject[0] is cond and self._subject[1] is uncond and self._subject[2] == shape
@@ -186,7 +186,7 @@ class _Run:
         return self._guide
 
     def count(self, evaluations: int, x: Tensor) -> None:
-        """A call at the state x has taken these evaluations."""
+        """Counts the evaluations of a call at the state x."""
         self._evaluations.append(evaluations)
         self._ended = time.perf_counter()
         if self.finished and self._guide is not None:
@@ -227,11 +227,11 @@ def _log_snr(sigma: float, flow: bool) -> float:
 def _expected(grid: Sequence[float]) -> Calls:
     """One call at each noise level but the last."""
     levels = tuple(grid[:-1])
-    return Calls(levels, tuple(-sigma for sigma in levels), no_response="the sampler is not known")
+    return Calls(levels, tuple(-sigma for sigma in levels), no_response="the sampler is unknown")
 
 
 def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
-    """The calls of a sampler, found by running it on numbers. Its noise comes from a generator that is put back."""
+    """The calls of a sampler, found by executing it on numbers. The state of the random generator is restored."""
     named = inspect.signature(sampler).parameters
     quiet = {"disable": True} if "disable" in named else {}
     sigmas = torch.tensor(grid, dtype=torch.float32)

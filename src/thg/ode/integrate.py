@@ -1,4 +1,4 @@
-"""`sample`: Tortoise and Hare Guidance for any denoiser, schedule and solver. Algorithm 1 lives here.
+"""`sample`: Tortoise and Hare Guidance for any denoiser, schedule and solver, with Algorithm 1.
 
 Two forms. "two-state" is Algorithm 1 as printed. "predictor" keeps one state and predicts the guidance term where it is
 not evaluated; it is what thg does inside a pipeline. They are the same for a first-order solver with a held hare.
@@ -30,9 +30,9 @@ Form = Literal["predictor", "two-state"]
 
 
 class Step(NamedTuple):
-    """What a callback is told after each step.
+    """The argument of a callback after each step.
 
-    number: from 0. node: where the step started. x: the state that it led to. x0: the data as predicted at its start.
+    number: from 0. node: where the step started. x: the state after it. x0: the data predicted at its start.
     """
 
     number: int
@@ -43,10 +43,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """The end of a run.
+    """The result of a run.
 
-    x: the latents. nfe: network evaluations per sample. plan: the plan that was followed, if it was one.
-    trajectory: the N+1 states from the start to the end, if they were asked for. summary: what the run has cost.
+    x: the latents. nfe: network evaluations per sample. plan: the plan that was followed, if any.
+    trajectory: the N+1 states from start to end, if requested. summary: the cost of the run.
     """
 
     x: Tensor
@@ -80,13 +80,12 @@ def sample(
     What most people set:
         denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.Denoiser`.
         x: the initial noise, batch first, at the noise level of `schedule.nodes[0]`.
-        plan: whatever `thg.enable` takes: a `Plan`, a planner, one of a profile, a preset's name; None is the same
+        plan: as for `thg.enable`: a `Plan`, a planner, also one of a profile, or a preset's name; None is the same
             default. Plain CFG is `thg.uniform(every=1)`.
-        schedule: the grid and the network's conventions; `thg.read_schedule(scheduler)` for one of diffusers.
-        solver: `thg.ode.ddim()` (also Euler's method) unless given; `thg.ode.dpm_multistep()`, ...
-        guidance_scale: w, as in diffusers; a number, or one for each sample.
-        condition, unconditional: what the denoiser gets as third argument in the two branches, instead of True and
-            False. An unconditional tensor or number is expanded to the rows of the condition.
+        schedule: the grid and the network's conventions; `thg.read_schedule(scheduler)` for one of diffusers. solver:
+        `thg.ode.ddim()` (also Euler's method) unless given; `thg.ode.dpm_multistep()`, ... guidance_scale: w, as in
+        diffusers; a number, or one for each sample. condition, unconditional: the denoiser's third argument in the two
+        branches, instead of True and False. An unconditional tensor or number is expanded to the rows of the condition.
 
     What few touch:
         batched: the denoiser takes both branches in one call: twice the rows, the conditional ones first. Its third
@@ -94,10 +93,10 @@ def sample(
         guidance_interval: two times of the network between which there is guidance; the plan is made for that part.
         callback: called with a `thg.ode.Step` after each step. trajectory: keep all states. progress: a wrapper around
             the steps that shows a bar, such as `tqdm`.
-        gradients: keep the graph, to differentiate through the run; without it no gradients are recorded.
-        check: look at the first output, whether sign and scale fit the schedule.
+        gradients: keep the graph, to differentiate through the run; otherwise no gradients are recorded.
+        check: check that sign and scale of the first output match the schedule.
         form: "predictor" or "two-state" (Algorithm 1 as printed; there the hare's order is the solver's, so the plan's
-            `hare_order` has no say and a corrector is refused).
+            `hare_order` is ignored and a corrector is refused).
     """
     if schedule is None:
         raise PlanError("sample needs the grid of the run: thg.sample(..., schedule=thg.Schedule.vp(50), ...)")
@@ -119,7 +118,7 @@ def sample(
 
 
 class _Steps:
-    """The steps of one run as they are taken, for those who watch it."""
+    """The loop over the steps of one run, with its callback, progress bar and statistics."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class _Steps:
         return iter(self._progress(range(self.schedule.steps)))
 
     def taken(self, index: int, before: Tensor, output: Tensor, after: Tensor) -> None:
-        """A step with this guided output has led from one state to the next."""
+        """Records a step: the states before and after it, and its guided output."""
         self._evaluations.append(self.network.evaluations - sum(self._evaluations))
         if self.states is not None:
             self.states.append(after)
@@ -200,12 +199,12 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
 
 
 def _printed(guidance: Guidance) -> Plan:
-    """The plan, if it is one that Algorithm 1 can follow."""
+    """The plan, if Algorithm 1 can follow it."""
     plan = guidance.plan
     if isinstance(guidance.guide, PredictsConditional):
         raise PlanError("leap_both needs form='predictor': in Algorithm 1 the conditional branch runs at each step")
     if plan is None:
-        raise PlanError("form='two-state' follows a plan, and this planner makes none; take form='predictor'")
+        raise PlanError("form='two-state' follows a plan, and this planner makes none; use form='predictor'")
     if plan.corrector:
         raise PlanError(
             f"corrector={plan.corrector:g} needs form='predictor': Algorithm 1 has no prediction to correct; "

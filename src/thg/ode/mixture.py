@@ -1,7 +1,7 @@
 """An exact model: a class-conditional Gaussian mixture, whose score is known in closed form at every noise level.
 
-As a denoiser it is a perfect network without weights: every test of order and every identity of thg stands on it, and
-the method can be tried in a second on any machine.
+As a denoiser it is a perfect network without weights: the tests of orders and identities use it, and the method can be
+tried in a second on any machine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from thg.ode.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture:
-    """Round Gaussians with class labels, in any dimension.
+    """Isotropic Gaussians with class labels, in any dimension.
 
     means: (K, D). stds: (K,). weights: (K,), positive; they need not sum to 1. labels: (K,), the class of each.
-    The unconditional density is the whole mixture, the one of a class its own components.
+    The unconditional density is the whole mixture, that of a class consists of its own components.
     """
 
     means: Tensor
@@ -40,7 +40,7 @@ class GaussianMixture:
 
     @classmethod
     def random(cls, classes: int = 3, per_class: int = 2, dimension: int = 2, seed: int = 0) -> GaussianMixture:
-        """A mixture of classes that overlap: unit spread over all, components of std 0.2 to 0.5."""
+        """A mixture of overlapping classes: means with unit variance, components of std 0.2 to 0.5."""
         rng = np.random.default_rng(seed)
         count = classes * per_class
         return cls(

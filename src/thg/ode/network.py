@@ -1,8 +1,8 @@
-"""The border to the network: every evaluation of the core passes here.
+"""The interface to the network: every evaluation of the core passes here.
 
-It hands the network its input in its own scale, time and precision, counts the evaluation, and turns the output into
-the one kind that the core computes with. It knows nothing of guidance or solvers. Whether all values are
-finite is looked at once, at the end of a run: a run never waits for the device in between.
+It converts the input to the network's own scale, time and precision, counts the evaluation, and converts the output to
+the one kind that the core computes with. It is independent of guidance and solvers. Whether all values are finite is
+checked once, at the end of a run, so that a run never waits for the device in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Denoiser(Protocol):
     """A network, as a function of the latents (B, ...), the time, and the condition.
 
     The time is a number, as `Schedule` gives it. The condition is True for the conditional branch and False for the
-    unconditional one, or what `thg.sample` was given as `condition` and `unconditional`. The result has the shape of
+    unconditional one, or the `condition` and `unconditional` of `thg.sample`. The result has the shape of
     the latents and is of the schedule's prediction kind. For example, with a diffusers UNet and prompt embeddings:
 
         def denoiser(x, t, conditional):
@@ -39,7 +39,7 @@ class Denoiser(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """What the denoiser gets for a condition: in the conditional branch, in the other, and in one call for both."""
+    """The denoiser's condition in the conditional branch, in the unconditional one, and in one call for both."""
 
     conditional: Any = True
     unconditional: Any = False
@@ -71,8 +71,8 @@ def joined(first: Any, second: Any, rows: int) -> Any:
         return None
     raise PlanError(
         "batched=True joins the rows of both conditions, so condition and unconditional must be tensors (or equal "
-        f"tuples or dictionaries of tensors), not {type(first).__name__} and {type(second).__name__}; leave batched "
-        "out, and the branches run in two calls"
+        f"tuples or dictionaries of tensors), not {type(first).__name__} and {type(second).__name__}; without "
+        "batched the branches run in two calls"
     )
 
 
@@ -80,7 +80,7 @@ def joined(first: Any, second: Any, rows: int) -> Any:
 
 
 class Network:
-    """A denoiser on a schedule; `evaluations` says how often it has run, per sample."""
+    """A denoiser on a schedule; `evaluations` counts how often it has run, per sample."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Network:
         *,
         check: bool = False,
     ) -> None:
-        """check: look at the first output, whether it can be what the schedule says."""
+        """check: check the first output against the schedule's conventions."""
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
             given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise PlanError(f"x must be a floating-point tensor of latents, batch first, not {given}")
@@ -140,7 +140,7 @@ class Network:
             )
         output = output.to(x.dtype)
         self.watch(output, node, what)
-        if not self.evaluations:  # what is wrong with the conventions shows at once
+        if not self.evaluations:  # wrong conventions usually show at the first call
             self.require_finite()
             if self._check:
                 examine(self._schedule, node, x, output)
@@ -149,11 +149,11 @@ class Network:
     # -- values that are not finite
 
     def watch(self, values: Tensor, node: Node, what: str) -> None:
-        """Notes the range of these values, without waiting for it: NaN and infinity show in it."""
+        """Records the range of these values, which reveals NaN and infinity, without waiting for the device."""
         self._ranges.append((what, node, torch.stack(torch.aminmax(values.detach()))))
 
     def require_finite(self) -> None:
-        """An error that names the first place where there was a NaN or an infinity."""
+        """Raises an error that names the first occurrence of NaN or infinity."""
         seen, self._ranges = self._ranges, []
         found = torch.stack([values for *_, values in seen]).tolist() if seen else []
         for (what, node, _), values in zip(seen, found, strict=True):
@@ -167,7 +167,7 @@ class Network:
 def _usual_cause(what: str, node: Node) -> str:
     if node.position == 0 and what != "latents":
         return (
-            f"the network was told the time {node.time:g}: if it counts time otherwise, say so in the schedule, "
-            "Schedule.flow(steps, time=(1, 0)); else a half-precision overflow is the usual cause: try float32"
+            f"the time passed to the network was {node.time:g}: if it uses another range, set it in the schedule, "
+            "Schedule.flow(steps, time=(1, 0)); otherwise a half-precision overflow is the usual cause: try float32"
         )
     return "a half-precision overflow or a broken input is the usual cause: try float32"

@@ -1,7 +1,7 @@
-"""What a network's output means: noise (eps), data (x0), v or velocity, and how one follows from another.
+"""The kinds of network outputs, noise (eps), data (x0), v and velocity, and the conversions between them.
 
 A state is `x = alpha * x0 + sigma * eps`. Each kind of output is a combination of x0 and eps, so state and output are
-two linear equations in two unknowns. This module knows nothing of grids, solvers or guidance.
+two linear equations in two unknowns. This module is independent of grids, solvers and guidance.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def express(node: Node, kind: Prediction, wanted: tuple[float, float]) -> tuple[
         state, rest = ("pure noise", "data") if node.alpha == 0 else ("clean data", "noise")
         raise ScheduleError(
             f"at time {node.time:g} the state is {state} (alpha {node.alpha:g}, sigma {node.sigma:g}), where an output "
-            f"of kind {kind!r} says nothing about the {rest}; begin the grid a little later, or take a network and a "
-            "solver that work with another kind, such as 'v_prediction' or 'flow'"
+            f"of kind {kind!r} does not determine the {rest}; start the grid a little later, or use a network and a "
+            "solver of another kind, such as 'v_prediction' or 'flow'"
         )
     p = (wanted[0] * on_eps - wanted[1] * on_x0) / determinant
     q = (node.alpha * wanted[1] - node.sigma * wanted[0]) / determinant

@@ -1,6 +1,6 @@
-"""Richardson extrapolation (Algorithm 3): how large the errors of the tortoise and of the hare are at each step.
+"""Richardson extrapolation (Algorithm 3): the errors of the tortoise and of the hare at each step.
 
-Each step of a plain CFG run is taken once, and once more as two half steps; the difference shows the local error. The
+Each step of a plain CFG run is taken once, and again as two half steps; the difference gives the local error. The
 planner turns the two errors into the longest leap that keeps the hare's below the tortoise's.
 """
 
@@ -26,8 +26,8 @@ Array = NDArray[np.float64]
 class ErrorConstants:
     """|| x^(1) - x^(2) || of the tortoise and of the hare, one row per step and one column per sample.
 
-    They are the norms that the paper uses for || c^T || and || c^H ||: the common factor (1 - 2^-p) dt^(p+1) drops out
-    of their ratio. `order` is the p of the solver.
+    The paper uses these norms for || c^T || and || c^H ||: the common factor (1 - 2^-p) dt^(p+1) cancels in their
+    ratio. `order` is the p of the solver.
     """
 
     tortoise: Array
@@ -54,11 +54,11 @@ def error_constants(
 ) -> ErrorConstants:
     """Algorithm 3 with any solver: four evaluations per step, along the CFG trajectory.
 
-    The arguments are those of `thg.sample`. On a schedule with `integer_times` the midpoint of a step is the whole time
-    nearest to it, with the noise level of that time.
+    The arguments are those of `thg.sample`. On a schedule with `integer_times` the midpoint of a step is rounded to the
+    nearest integer time, with the noise level of that time.
 
     A multistep solver takes the half steps on a history of half steps (the midpoints of the interval before), so that
-    its error falls by 2^-p as eq. (half step) of the paper has it. A singlestep solver is judged by whole pairs of
+    its error decreases by 2^-p as in eq. (half step) of the paper. A singlestep solver is measured over whole pairs of
     steps, and each step of the pair gets half of the pair's error.
     """
     network = Network(denoiser, schedule, x, Branches.of(condition, unconditional, batched, x))
@@ -68,7 +68,9 @@ def error_constants(
     for i in range(0, schedule.steps, solver.stages):
         span = min(solver.stages, schedule.steps - i)
         first = _evaluate(network, full.whole, schedule.nodes[i])
-        halves = halves.moved_to(full).step(solver, schedule.normal, schedule.nodes[i], first, schedule.node(i + 0.5))
+        halves = halves.with_states_of(full).step(
+            solver, schedule.normal, schedule.nodes[i], first, schedule.node(i + 0.5)
+        )
         for k in range(i, i + span):  # x^(1)
             outputs = first if k == i else _evaluate(network, full.whole, schedule.nodes[k])
             full = full.step(solver, schedule.normal, schedule.nodes[k], outputs, schedule.landings[k])
@@ -78,7 +80,7 @@ def error_constants(
             halves = halves.step(solver, schedule.normal, node, _evaluate(network, halves.whole, node), target)
         tortoise = _norms(full.tortoise.x - halves.tortoise.x) / span
         hare = _norms(full.hare.x - halves.hare.x) / span
-        norms += [(tortoise, hare)] * span  # and on from x^(1), to follow the trajectory of CFG
+        norms += [(tortoise, hare)] * span  # then continue from x^(1), to follow the trajectory of CFG
     network.require_finite()
     return _constants(norms, solver)
 
@@ -94,7 +96,7 @@ def error_constants_first_order(
     unconditional: Any = False,
     batched: bool = False,
 ) -> ErrorConstants:
-    """Algorithm 3 for a first-order solver, in short.
+    """Algorithm 3 for a first-order solver, simplified.
 
     With a frozen output one step equals two half steps, so only the second half step can differ: with x_m the state at
     the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
@@ -128,8 +130,8 @@ class _Split:
     def whole(self) -> Tensor:
         return self.tortoise.x + self.hare.x
 
-    def moved_to(self, other: _Split) -> _Split:
-        """This history, at the states of `other`."""
+    def with_states_of(self, other: _Split) -> _Split:
+        """This history, with the states of `other`."""
         return replace(
             self, tortoise=replace(self.tortoise, x=other.tortoise.x), hare=replace(self.hare, x=other.hare.x)
         )

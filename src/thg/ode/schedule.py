@@ -1,7 +1,7 @@
 """The fine grid of a run: alpha and sigma at each step and in between, and the conventions of the network.
 
-A state is `x = alpha * x0 + sigma * eps`. What the network puts out, with which sign, and how it counts time is said
-when a schedule is made; from there on all of thg computes with one convention. It knows nothing of solvers, plans or
+A state is `x = alpha * x0 + sigma * eps`. What the network predicts, with which sign, and in which units it takes time
+is set when a schedule is made; all other code uses one convention. This module is independent of solvers, plans and
 guidance; `thg.read_schedule` reads the schedulers of diffusers.
 """
 
@@ -22,7 +22,9 @@ from thg.ode.outputs import Node, Prediction, content, express
 
 Velocity = Literal["noise-data", "data-noise"]
 
-NEAR_NOISE = 0.999  # where the straight path begins for a network that predicts eps, which at pure noise says nothing
+NEAR_NOISE = (
+    0.999  # start of the straight path for a network that predicts eps, which at pure noise does not determine x0
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +36,15 @@ class Schedule:
 
     What few touch:
         nodes: the N+1 points of the grid; step i starts at nodes[i].
-        landings: where step i ends. It is nodes[i+1], but for DDIM and PNDM of diffusers on grids that the number of
-            steps does not divide: they end a step at `t_i - T // N`, beside the next timestep.
+        landings: where step i ends. This is nodes[i+1], except for DDIM and PNDM of diffusers if the number of steps
+            does not divide T: they end a step at `t_i - T // N`, which differs from the next timestep.
         curve: alpha and sigma at any time.
-        curve_times: the time of each node on the curve; `nodes[i].time`, what the network is told, may be rounded.
-        prediction: the kind of output the network gives.
+        curve_times: the time of each node on the curve; `nodes[i].time`, the network's time, may be rounded.
+        prediction: the kind of the network's output.
         exploding: the state is x / alpha (Euler and LMS of diffusers), and the network sees it at unit variance.
         velocity: the sign of a velocity, "noise-data" for eps - x0, "data-noise" for x0 - eps.
-        integer_times: the network takes whole times only. Times between the steps are rounded, and alpha and sigma are
-            those of the rounded time.
+        integer_times: the network takes integer times only. Times between the steps are rounded, and alpha and sigma
+            are those of the rounded time.
     """
 
     nodes: tuple[Node, ...]
@@ -67,16 +69,16 @@ class Schedule:
         for before, after in zip(self.nodes, self.nodes[1:], strict=False):
             if not after.log_snr >= before.log_snr:
                 raise ScheduleError(
-                    f"the noise must fall along the grid, but from step {before.position:g} to {after.position:g} the "
-                    f"log-SNR goes from {before.log_snr:.4g} to {after.log_snr:.4g}"
+                    f"the noise must decrease along the grid, but from step {before.position:g} to {after.position:g} "
+                    f"the log-SNR goes from {before.log_snr:.4g} to {after.log_snr:.4g}"
                 )
         if self.integer_times and len({node.time for node in self.nodes[:-1]}) < self.steps:
             raise ScheduleError(
-                f"{self.steps} steps do not fit into the whole times from {self.nodes[0].time:g} to "
-                f"{self.nodes[-1].time:g}; take fewer steps, or integer_times=False if the network takes fractions"
+                f"{self.steps} steps do not fit into the integer times from {self.nodes[0].time:g} to "
+                f"{self.nodes[-1].time:g}; use fewer steps, or integer_times=False if the network takes fractions"
             )
 
-    # -- made from
+    # -- constructors
 
     @classmethod
     def on_curve(
@@ -116,8 +118,8 @@ class Schedule:
     ) -> Schedule:
         """A grid of `steps` over the training schedule `betas` of a variance-preserving network (DDPM).
 
-        time: what the network is told at the last and at the first training step; (len(betas) - 1, 0) unless given.
-        integer_times: see `Schedule`. spacing, steps_offset, set_alpha_to_one mean what they mean in diffusers.
+        time: the network's time at the last and at the first training step; (len(betas) - 1, 0) unless given.
+        integer_times: see `Schedule`. spacing, steps_offset, set_alpha_to_one: as in diffusers.
         """
         alphas_cumprod = training_alphas(betas, prediction)
         total = len(alphas_cumprod)
@@ -141,8 +143,8 @@ class Schedule:
     ) -> Schedule:
         """The continuous variance-preserving schedule, on a grid that is uniform in time.
 
-        time: what the network is told at noise and at data. final_time: where the grid ends, as a share of the time
-        between them.
+        time: the network's times at noise and at data. final_time: where the grid ends, as a share of the time between
+        them.
         """
         at_noise, at_data = ends(time)
         share = np.linspace(1.0, final_time, whole(steps) + 1)
@@ -163,21 +165,21 @@ class Schedule:
         """Flow matching: the straight path x = (1 - s) x0 + s eps, from noise (s = 1) to data (s = 0).
 
         What most people set:
-            time: what the network is told at noise and at data. (1, 0) where time runs from data to noise (SD3, minRF),
-                (0, 1) where it runs from noise to data (torchcfm, SiT, flow_matching), (1000, 0) for networks of
-                diffusers. It has no default: half of all networks have it one way and half the other.
-            velocity: "noise-data" if the network is trained on eps - x0, "data-noise" if on x0 - eps. Unless given, it
-                is taken to point the way the network's time runs, as dx/dt does: "data-noise" for time=(0, 1).
+            time: the network's times at noise and at data. (1, 0) if time runs from data to noise (SD3, minRF), (0, 1)
+                if it runs from noise to data (torchcfm, SiT, flow_matching), (1000, 0) for networks of diffusers. It
+                has no default, because both directions are common.
+            velocity: "noise-data" if the network is trained on eps - x0, "data-noise" if on x0 - eps. By default it
+                points in the direction of the network's time, like dx/dt: "data-noise" for time=(0, 1).
 
         What few touch:
             prediction: "flow" is the velocity; "sample" for a network that predicts x0, "epsilon" for one that predicts
-                the noise. The latter says nothing about the data at pure noise, so its grid begins at s = 0.999.
+                the noise. The latter does not determine the data at pure noise, so its grid begins at s = 0.999.
             shift: of the grid towards noise. integer_times: see `Schedule`.
         """
         if time is None:
             raise ScheduleError(
-                "Schedule.flow must know how the network counts time; write time=(1, 0) if it is told 1 at noise and 0 "
-                "at data, time=(0, 1) if 0 at noise and 1 at data, time=(1000, 0) for a network of diffusers"
+                "Schedule.flow needs the network's times; write time=(1, 0) if they are 1 at noise and 0 at data, "
+                "time=(0, 1) if 0 at noise and 1 at data, time=(1000, 0) for a network of diffusers"
             )
         at_noise, at_data = ends(time)
         if velocity is None:
@@ -202,8 +204,8 @@ class Schedule:
     ) -> Schedule:
         """The variance-exploding state x0 + sigma eps on the grid of Karras et al., and a last step to sigma = 0.
 
-        The network is given the state as it is and sigma for its time: the denoiser D(x; sigma) of EDM, or a
-        k-diffusion wrapper. The initial noise has the standard deviation sigma_max.
+        The network gets the unscaled state and sigma as its time: the denoiser D(x; sigma) of EDM, or a k-diffusion
+        wrapper. The initial noise has the standard deviation sigma_max.
         """
         return cls.on_curve(VECurve(), karras_sigmas(whole(steps), sigma_max, sigma_min, rho), prediction)
 
@@ -239,7 +241,7 @@ class Schedule:
             return self.nodes[i]
         share = position - i
         time = (1 - share) * self.curve_times[i] + share * self.curve_times[i + 1]
-        if self.integer_times and time == self.curve.network_time(time):  # not beyond what the network is told at all
+        if self.integer_times and time == self.curve.network_time(time):  # not outside the network's range of times
             time = self._whole_time(i, time)
         alpha, sigma = self.levels_at(time)
         return Node(position, self.curve.network_time(time), float(alpha), float(sigma))
@@ -254,11 +256,11 @@ class Schedule:
         if rounded in self.curve_times[step : step + 2]:
             raise ScheduleError(
                 f"step {step} goes from time {self.curve_times[step]:g} to {self.curve_times[step + 1]:g} and has no "
-                "whole time in between, but the network takes no other; take fewer steps, or integer_times=False"
+                "integer time in between, which the network needs; use fewer steps, or integer_times=False"
             )
         return rounded
 
-    # -- the border to the network
+    # -- the network's conventions
 
     @property
     def normal(self) -> Prediction:
@@ -273,7 +275,7 @@ class Schedule:
         return x / math.hypot(node.alpha, node.sigma) if self.exploding else x
 
     def output_content(self, node: Node) -> tuple[float, float]:
-        """The weights of x0 and eps in what the network puts out, its sign included."""
+        """The weights of x0 and eps in the network's output, including its sign."""
         on_x0, on_eps = content(node, self.prediction)
         return (-on_x0, -on_eps) if self._reversed else (on_x0, on_eps)
 

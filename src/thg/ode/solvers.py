@@ -4,7 +4,7 @@ A solver is data and one function that gives a and b. `observe` and `advance` ap
 and history of one equation: the whole state, or the tortoise's or the hare's share of it. Solvers are linear: the
 result for a sum is the sum of the results for its parts, which is why Algorithm 1 can split the equation.
 
-Most people take `ddim()`, `euler()` or what `solver_like(scheduler)` says.
+Most users need `ddim()`, `euler()` or `solver_like(scheduler)`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _GAUSS = (0.5 - math.sqrt(3) / 6, 0.5 + math.sqrt(3) / 6)
 
 
 class Solver(Protocol):
-    """What a solver says about itself."""
+    """The interface of a solver."""
 
     @property
     def order(self) -> int:
-        """p of the paper's m_max: the global error falls as the p-th power of the step."""
+        """p of the paper's m_max: the global error decreases with the p-th power of the step."""
 
     @property
     def memory(self) -> int:
-        """How many outputs a step uses at most, the newest included."""
+        """The most outputs that a step uses, including the newest."""
 
     @property
     def stages(self) -> int:
@@ -49,12 +49,12 @@ class Solver(Protocol):
 
 
 Value = TypeVar("Value", Tensor, float)
-"""What a solver can be run on: latents, or the numbers that stand for them in a linear combination."""
+"""What a solver operates on: latents, or numbers that represent them in a linear combination."""
 
 
 @dataclass(frozen=True, eq=False)
 class Track(Generic[Value]):
-    """The state of one equation and what its solver remembers: where outputs were taken, and the last of them."""
+    """The state of one equation and its solver's history: where outputs were taken, and the last of them."""
 
     x: Value
     path: tuple[Node, ...] = ()
@@ -79,7 +79,7 @@ def advance(track: Track[Value], solver: Solver, target: Node, normal: Predictio
 def step(
     track: Track[Value], solver: Solver, node: Node, output: Value, target: Node, normal: Prediction
 ) -> Track[Value]:
-    """Observe an output, advance the state to `target`, and forget what no later step can use."""
+    """Observe an output, advance the state to `target`, and drop what no later step can use."""
     track = observe(track, solver, node, output, normal)
     return Track(advance(track, solver, target, normal), track.path, _newest(track.outputs, solver.memory - 1))
 
@@ -214,7 +214,7 @@ class DPMSolver2:
         """The weight of (m_other - m_base) in a step from `base`, where `b` is the weight of m_base at order 1."""
         h = 0.5 * (target.log_snr - base.log_snr)
         h0 = 0.5 * (other.log_snr - base.log_snr)
-        if h == 0 or h0 == 0:  # a step of no length, as some grids end with
+        if h == 0 or h0 == 0:  # a step of zero length, at the end of some grids
             return 0.0
         if self.correction == "midpoint":
             slope = 0.5 * b
@@ -225,7 +225,7 @@ class DPMSolver2:
         return slope * h / h0
 
 
-# -- by name, and by what a pipeline uses
+# -- by name
 
 
 def ddim() -> LinearMultistep:
@@ -246,8 +246,8 @@ def lms(order: int = 2) -> LinearMultistep:
 def plms(order: int = 2) -> LinearMultistep:
     """Pseudo linear multistep: DDIM steps on (3 e_i - e_(i-1)) / 2, and so on up to order 4.
 
-    Order 4 is PNDMScheduler, but for its first step: diffusers evaluates the network once more to improve that one.
-    Order 2 is the paper's "2nd-order linear multistep method"; no scheduler of diffusers stops there.
+    Order 4 is PNDMScheduler, except for its first step, for which diffusers evaluates the network once more.
+    Order 2 is the paper's "2nd-order linear multistep method"; no scheduler of diffusers implements it.
     """
     return LinearMultistep(order, pseudo=True)
 

@@ -1,4 +1,4 @@
-"""Plans, the planners that make them, and the guides that follow them. Knows nothing of schedules or networks."""
+"""Plans, the planners that make them, and the guides that follow them. Independent of schedules and networks."""
 
 from thg.plans.fidelity import within
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run

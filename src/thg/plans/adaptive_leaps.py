@@ -1,8 +1,8 @@
-"""A planner without a plan: each prompt sets its own leaps, from how well the last prediction did.
+"""Adaptive leaps: each run chooses the length of the next leap from the error of the last prediction.
 
-At a step that is evaluated the fresh guidance term is compared with what would have been predicted there; that costs
-nothing. A prediction of order q over a leap of m steps errs like m^q, so the error seen says how far the next leap may
-go. The samples of one batch leap together.
+At an evaluated step the new guidance term is compared with its prediction, which costs nothing. The error of a
+prediction of order q over m steps grows like m^q, so the measured error determines how long the next leap may be. The
+samples of one batch leap together.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Adaptive:
 
 
 def adaptive(tolerance: float = 0.02, *, hare_order: int = 2) -> Adaptive:
-    """Leaps as long as the error of the guidance stays within a share of the whole output.
+    """Leaps as long as the error of the guidance stays below a share of the output.
 
     tolerance: || (w-1) (d - predicted d) || / || e_c || at the end of a leap, mean over the batch.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
-        raise PlanError(f"tolerance must be above 0, not {tolerance}; 0.02 is a start")
-    Plan(1, (0,), hare_order=hare_order)  # the same check of the order
+        raise PlanError(f"tolerance must be above 0, not {tolerance}; start with 0.02")
+    Plan(1, (0,), hare_order=hare_order)  # validates the order
     return Adaptive(tolerance, hare_order)
 
 
@@ -56,7 +56,7 @@ class AdaptiveGuide:
 
     @property
     def plan(self) -> Plan | None:
-        """What has been evaluated, as a plan."""
+        """The evaluations so far, as a plan."""
         if not self._evaluated or self._evaluated[0]:
             return None
         return Plan(self._run.steps, tuple(self._evaluated), hare_order=self._chosen.hare_order)

@@ -1,8 +1,8 @@
 """Leaps of both branches: between the steps at which the network runs, its conditional output is predicted as well.
 
-Skipping unconditional passes alone ends at twice as fast. Here the tortoise leaps, too: its output is continued along
-the line through the last two that were evaluated, as the hare is, and the sampler makes all its steps. Against fewer
-steps it keeps the sampler's grid, and so the picture.
+Skipping unconditional passes alone gives at most a factor of two. Here the tortoise leaps as well: its output is
+extrapolated linearly from the last two evaluations, like the hare's, and the sampler makes all its steps. Unlike fewer
+steps, this keeps the sampler's grid, and therefore the picture.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Planner, guide_maker
 
 DEFAULT_EVERY = 4
-ENDS = (4, 3)  # steps at the start and at the end of a run that always run: the output changes fastest there
+ENDS = (4, 3)  # steps at the start and the end of a run that are always evaluated: the output changes fastest there
 
 
 @runtime_checkable
 class PredictsConditional(Protocol):
-    """A guide that may stand in for the conditional branch."""
+    """A guide that can also predict the conditional branch."""
 
     def conditional(self, step: int) -> Term | None:
-        """The conditional output e_c at this step, predicted; None: the network shall run."""
+        """The predicted conditional output e_c at this step; None if the network must run."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class LeapBoth:
     def guide(self, run: Run) -> Guide:
         if run.adds_noise:
             raise PlanError(
-                "leap_both predicts the conditional output, and this scheduler adds noise that nothing predicts: pass "
-                "the plan by itself, or use a scheduler without noise (DDIM, Euler, DPM++ 2M)"
+                "leap_both predicts the conditional output, and this scheduler adds noise, which cannot be predicted: "
+                "pass the plan alone, or use a scheduler without noise (DDIM, Euler, DPM++ 2M)"
             )
         return BothGuide(self.planner.plan(run), run, self.every)
 
@@ -50,9 +50,9 @@ class LeapBoth:
 def leap_both(plan: Choice = None, every: int = DEFAULT_EVERY) -> LeapBoth:
     """Both branches leap: for more than twice the speed without a cache in the network.
 
-    plan: for the unconditional branch, as `enable` takes it; where it evaluates, both branches run.
+    plan: for the unconditional branch, as for `enable`; at its evaluations both branches run.
     every: in between, the conditional branch runs at each `every`-th step, and at the ends of the run. 1 is the plan
-        by itself.
+        alone.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise PlanError(f"every must be a whole number from 1 on, not {every!r}: leap_both(every={DEFAULT_EVERY})")
@@ -67,7 +67,7 @@ class BothGuide(HareGuide):
 
     def __init__(self, plan: Plan, run: Run, every: int) -> None:
         super().__init__(plan, run)
-        self._estimate = None  # it would judge the leaps of the guidance term alone
+        self._estimate = None  # it would cover the leaps of the guidance term only
         self._every = every
         self._between = range(ENDS[0], run.steps - ENDS[1])
         self._ran = -1  # the last step at which the network was asked to run
@@ -103,5 +103,5 @@ class BothGuide(HareGuide):
 
 
 def _kept(output: torch.Tensor) -> torch.Tensor:
-    """A copy in float32 at least: the pipeline may write to its tensor, and differences need the digits."""
+    """A copy in at least float32: the pipeline may modify its tensor, and differences need the precision."""
     return output.to(torch.promote_types(output.dtype, torch.float32), copy=True)

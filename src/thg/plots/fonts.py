@@ -1,4 +1,4 @@
-"""A font that has the letters of a text: Pillow's own where it suffices, else matplotlib's or one of the system's."""
+"""A font with all letters of a text: Pillow's own if possible, otherwise matplotlib's or one of the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import ImageFont
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 USUAL = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
-NOBODY_HAS = "\U0010ffff"  # never assigned to a character: drawn as the box of a missing one
+UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing character
 
 
 def font_for(text: str, size: int) -> Font:
@@ -29,7 +29,7 @@ def font_for(text: str, size: int) -> Font:
 
 
 def _has(font: Font, text: str) -> bool:
-    missing = bytes(font.getmask(NOBODY_HAS))
+    missing = bytes(font.getmask(UNASSIGNED))
     return all(bytes(font.getmask(letter)) != missing for letter in set(text) if not letter.isspace())
 
 

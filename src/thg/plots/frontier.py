@@ -18,14 +18,14 @@ OURS = {
     "profile": ("#8B008B", "#DA70D6"),
     "thg": (TORTOISE, "#6A8CFF"),
 }
-"""Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; rivals are grey."""
+"""Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; other methods are grey."""
 GREYS = ("#222222", "#555555", "#777777", "#999999", "#BBBBBB")
 MARKERS = "osD^vP*Xh<>"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A method: its name, the policy that colours it, its evaluations a sample and its value."""
+    """A method: its name, the policy that colours it, its evaluations per sample and its value."""
 
     name: str
     policy: str
@@ -55,7 +55,7 @@ def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSN
     greys = cycle(GREYS)
     shades = {policy: cycle(colours) for policy, colours in OURS.items()}
     markers = cycle(MARKERS)
-    for (rival, policy, label_of_line), members in sorted(families.items()):
+    for (other, policy, label_of_line), members in sorted(families.items()):
         xs, ys = zip(*sorted(members), strict=True)
         axes.plot(
             xs,
@@ -63,10 +63,10 @@ def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSN
             label=label_of_line,
             color=next(shades.get(policy, greys)),
             marker=next(markers),
-            linewidth=1.0 if rival else 2.0,
-            zorder=2 if rival else 3,
+            linewidth=1.0 if other else 2.0,
+            zorder=2 if other else 3,
         )
-    axes.set_xlabel("network evaluations a sample (NFE)")
+    axes.set_xlabel("network evaluations per sample (NFE)")
     axes.set_ylabel(label)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
