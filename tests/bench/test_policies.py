@@ -263,7 +263,7 @@ def test_a_plan_is_measured_once_and_followed(pipe, planner, tmp_path):
     assert policy.prepare(pilot, measured) == (ready, measured)
     with pytest.raises(ConfigError, match="more prompts than the 5"):
         Calibrated(planner, calibrate=6).prepare(pilot, {})
-    with pytest.raises(PlanError, match="leave nfe out, or change rho"):
+    with pytest.raises(PlanError, match="remove nfe, or change rho"):
         Calibrated(planner, calibrate=2, nfe=99).prepare(pilot, {})
 
 

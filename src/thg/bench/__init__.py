@@ -1,1 +1,1 @@
-"""The benchmark: thg against its rivals, on the same seeds and the same number of evaluations."""
+"""The benchmark: thg against other methods, with the same seeds and the same number of evaluations."""

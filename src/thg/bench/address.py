@@ -1,4 +1,4 @@
-"""What makes a sample: the address of a method's samples in a store, and of what was prepared for the method."""
+"""The address of a method's samples in a store, from everything that determines them, and of its preparation."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Place:
 
     @property
     def parts(self) -> Path:
-        """Where a long preparation may keep what it has."""
+        """A folder for the intermediate results of a long preparation."""
         return self.store.parts(self._what)
 
     @property
     def left_out(self) -> str:
-        """Why the method does not run here, or nothing."""
+        """Why the method is skipped here; empty if it is not."""
         return str(self.prepared.get("left_out", ""))
 
     @property
     def series(self) -> Series | None:
-        """None while the method still has to be prepared, and where it is left out."""
+        """None while the method still has to be prepared, or if it is skipped."""
         prepared = self.prepared
         if "left_out" in prepared or (self.method.policy.needs_preparation and not prepared):
             return None
@@ -59,7 +59,7 @@ class Place:
 
 
 def _model(model: Model) -> dict[str, Any]:
-    """The pipeline as it is written, and for a folder also the names and sizes of its files."""
+    """The model's configuration; for a folder also the names and sizes of its files."""
     what: dict[str, Any] = model.model_dump()
     folder = Path(model.source or "")
     if model.source and folder.is_dir():

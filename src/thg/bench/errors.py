@@ -4,7 +4,7 @@ from thg.errors import THGError
 
 
 class ConfigError(THGError, ValueError):
-    """A benchmark configuration that makes no sense."""
+    """An invalid benchmark configuration."""
 
 
 class RunFolderError(THGError):

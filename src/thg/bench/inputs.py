@@ -1,4 +1,4 @@
-"""What a benchmark reads: its prompts, and the reference files that belong to them."""
+"""The inputs of a benchmark: its prompts, and the reference files that belong to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thg.models import benchmark_prompts
 
 @dataclass(frozen=True)
 class PromptList:
-    """Prompts (more than `count` where a calibration takes them), and the digest of where they come from."""
+    """Prompts (more than `count` if a calibration uses them), and a digest of their source."""
 
     prompts: list[str]
     digest: str
@@ -33,7 +33,7 @@ def load_prompts(config: BenchConfig) -> PromptList:
     if source.dataset is not None:
         prompts = hub_prompts(source.dataset, source.column, config.count, source.split)
         return PromptList(prompts, _digest(f"{source.dataset}\0{source.split}\0{source.column}"))
-    # of the shipped models: the garments in turn, so that a short run sees all of them
+    # for the shipped models: the garments in turn, so that a short run includes all of them
     shipped = [prompt for prompt, _, _ in benchmark_prompts(-(-wanted // 10))]
     per_garment = len(shipped) // 10
     turns = [shipped[garment * per_garment + turn] for turn in range(per_garment) for garment in range(10)]
@@ -44,7 +44,7 @@ def load_prompts(config: BenchConfig) -> PromptList:
 
 @dataclass(frozen=True)
 class ReferenceFiles:
-    """The references that are there, in order, and the names of those that are not."""
+    """The existing references, in order, and the names of missing ones."""
 
     paths: list[Path]
     missing: list[str]
@@ -52,7 +52,7 @@ class ReferenceFiles:
 
     @property
     def complaint(self) -> str:
-        """What is missing, in a sentence; empty when all is there."""
+        """What is missing, in a sentence; empty if nothing is."""
         if not self.folder.is_dir():
             return f"there is no reference folder {self.folder}"
         if not self.missing:
@@ -65,7 +65,7 @@ class ReferenceFiles:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What the rows that are measured on them depend on."""
+        """What the measurements of the references depend on."""
         sizes = "\0".join(f"{path.name} {path.stat().st_size}" for path in self.paths)
         return {"folder": str(self.folder.resolve()), "files": _digest(sizes)}
 
@@ -83,11 +83,11 @@ def reference_files(config: BenchConfig) -> ReferenceFiles | None:
             f"references.file = {references.file!r} takes columns of a prompt file; write [prompts] with file"
         )
     wanted = paired_files(config.prompts.file, config.prompts.column, references.file, config.count)
-    found = [(name, references.folder / name) for name in wanted]
-    there = {name for name, path in found if path.is_file()}
+    paths = {name: references.folder / name for name in wanted}
+    existing = {name for name, path in paths.items() if path.is_file()}
     return ReferenceFiles(
-        [path for name, path in found if name in there],
-        [name for name, _ in found if name not in there],
+        [paths[name] for name in wanted if name in existing],
+        [name for name in wanted if name not in existing],
         references.folder,
     )
 

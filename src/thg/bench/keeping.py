@@ -1,4 +1,4 @@
-"""What is kept of a sample, how it is read again, and how much room a run takes."""
+"""What is stored of a sample, how it is read, and the disk space of a run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from thg.media import png_bytes, wav_bytes
 RECORD = 8192
 """Bytes of a record and of a timing on disk: a block each."""
 SHARES = {"files": 0.65, "jpeg": 0.16}
-"""Bytes on disk for a byte of a photograph's pixels, as PNG and as JPEG of quality 95."""
+"""File size per byte of a photograph's pixels, as PNG and as JPEG of quality 95."""
 FEATURES = {"fid": 8192, "kid": 8192, "cmmd": 3072, "fad": 5120, "judge_frechet": 512}
 """Bytes of a sample's features, by the metric that takes them."""
 
 
 def encoded(samples: Samples, place: int, storage: Storage, shown: bool) -> tuple[str, bytes | None]:
-    """The file of one sample: its suffix and content; None where it is not kept. shown: the report shows it."""
+    """The file of one sample: its suffix and content; None if it is not kept. shown: the report shows it."""
     if samples.sample_rate is not None:
         keeps = storage.keep != "features"
         return ".wav", wav_bytes(samples.values[place].numpy(), samples.sample_rate) if keeps else None
@@ -46,7 +46,7 @@ def encoded(samples: Samples, place: int, storage: Storage, shown: bool) -> tupl
 
 
 def read_samples(series: Series, indices: Sequence[int], pipe: Any = None) -> Samples | None:
-    """Samples from their files; None where some were not kept. pipe: decodes latents."""
+    """Samples from their files; None if some were not kept. pipe: decodes latents."""
     paths = [series.file(index) for index in indices]
     found = [path for path in paths if path is not None]
     if len(found) < len(paths):
@@ -73,7 +73,7 @@ def read_picture(path: Path, pipe: Any = None) -> Image.Image:
 
 
 def bytes_per_sample(samples: Samples, storage: Storage, metrics: Sequence[str]) -> float:
-    """The room that a sample like these takes, with its record and what is measured on it."""
+    """The disk space of such a sample, with its record and measurements."""
     values = samples.values[0]
     if samples.sample_rate is not None:
         content = 0.0 if storage.keep == "features" else 2.0 * values.numel()
@@ -86,10 +86,10 @@ def bytes_per_sample(samples: Samples, storage: Storage, metrics: Sequence[str])
 
 
 def check_room(store: Path, samples: Samples, missing: int, storage: Storage, metrics: Sequence[str]) -> str:
-    """How much room the missing samples need and how much there is; an error if it is too little."""
+    """The disk space needed for the missing samples and available; raises an error if it is too little."""
     needed = missing * bytes_per_sample(samples, storage, metrics)
-    there = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         small = missing * bytes_per_sample(samples, Storage(keep="features"), metrics)
         raise RunFolderError(
@@ -100,7 +100,7 @@ def check_room(store: Path, samples: Samples, missing: int, storage: Storage, me
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes in readable units."""
     power = min(4, int(math.log(count, 1000))) if count >= 1 else 0
     return f"{count / 1000**power:.{0 if power < 2 else 1}f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 

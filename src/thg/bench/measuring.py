@@ -1,7 +1,7 @@
 """Measuring: rows of scores and features for each sample and reference, kept in the store.
 
-Each process measures the batches that it samples, and its part of the references; what is there is not measured again.
-Scores against plain CFG are taken when a sample is made, on floats; one that was not is taken from the files.
+Each process measures the batches that it samples, and its part of the references; existing rows are not measured again.
+Scores against plain CFG are computed on floats when a sample is made, otherwise from the files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Measure:
 
 
 class Measurer:
-    """The metrics of a benchmark, ready to measure; `skipped` has (name, reason) of those that cannot be."""
+    """The metrics of a benchmark, loaded; `skipped` has (name, reason) of those that are not available."""
 
     def __init__(self, config: BenchConfig, store: Store, device: str, names: Iterable[str] | None = None) -> None:
         self.config = config
@@ -69,7 +69,7 @@ class Measurer:
     # -- samples
 
     def measures(self, is_reference: bool, reference: Series) -> list[Measure]:
-        """What is measured on the samples of a method; metrics on the same rows once."""
+        """The measurements on the samples of a method; metrics that share rows once."""
         found: dict[str, Measure] = {}
         for metric in self.metrics:
             if not ("pairs" in metric.needs and is_reference):
@@ -83,7 +83,7 @@ class Measurer:
         return "-".join([*parts, reference.key[:8]] if "pairs" in metric.needs else parts)
 
     def measure(self, measures: Sequence[Measure], series: Series, indices: Sequence[int], batch: Batch) -> None:
-        """Measures a batch and keeps the rows. Pairs are compared as floats, all else as it is stored."""
+        """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
         stored = batch.as_stored()
         for measure in measures:
             pairs = "pairs" in measure.metric.needs
@@ -91,7 +91,7 @@ class Measurer:
                 series.measured(measure.rows).add(indices, measure.metric.measure(batch if pairs else stored))
 
     def missing(self, series: Series, reference: Series, is_reference: bool) -> dict[str, set[int]]:
-        """The samples, by the name of the rows, that are still to be measured."""
+        """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
         names = [measure.rows for measure in self.measures(is_reference, reference)]
         return {name: left for name in names if (left := everything - series.measured(name).done())}
@@ -105,15 +105,15 @@ class Measurer:
         progress: Progress,
         pipe: Any = None,
     ) -> None:
-        """This process's part of what is missing, from the files of the samples that are there."""
+        """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, list[Measure]]] = []
         for series in all_series:
-            is_reference, there = series.key == reference.key, series.done()
+            is_reference, done = series.key == reference.key, series.done()
             missing = self.missing(series, reference, is_reference)
             for batch in mine:
                 todo = [m for m in self.measures(is_reference, reference) if missing.get(m.rows, set()) & {*batch}]
-                if todo and {*batch} <= there:
+                if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")
         for series, batch, todo in units:
@@ -126,7 +126,7 @@ class Measurer:
     ) -> None:
         samples = read_samples(series, batch, pipe)
         if samples is None:
-            return  # not kept: what was measured when it was made is all there is
+            return  # not kept: it was measured when it was made
         pairs = any("pairs" in measure.metric.needs for measure in todo) and other is not None
         plain = read_samples(other, batch, pipe) if pairs and other is not None else None
         self.measure(todo, series, batch, as_batch(samples, plain, [prompts[index] for index in batch]))
@@ -168,19 +168,19 @@ class Measurer:
 
 
 class Clock:
-    """Progress of some units of work: how many are done, and how long the others will take."""
+    """Reports progress: how many units of work are done, and the time left."""
 
     def __init__(self, progress: Progress, of: int, what: str) -> None:
         self._progress, self._of, self._what = progress, of, what
-        self._done, self._begun, self._said = 0, time.perf_counter(), 0.0
+        self._done, self._started, self._reported = 0, time.perf_counter(), 0.0
 
     def tick(self) -> None:
         self._done += 1
         now = time.perf_counter()
-        if self._done < self._of and now - self._said < 1.0:
+        if self._done < self._of and now - self._reported < 1.0:
             return
-        self._said = now
-        left = (now - self._begun) / self._done * (self._of - self._done)
+        self._reported = now
+        left = (now - self._started) / self._done * (self._of - self._done)
         rest = f", about {left:.0f} s left" if self._done < self._of else ""
         self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")
 

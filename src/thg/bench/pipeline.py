@@ -1,4 +1,4 @@
-"""The pipeline of a benchmark: how it is loaded, called, and what comes out of it."""
+"""The pipeline of a benchmark: loading, calling, and its outputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from thg.seeds import generators
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What one call has made: pictures (batch, channels, h, w) in [0, 1] or sounds (batch, samples), on the CPU.
+    """The output of one call: pictures (batch, channels, h, w) in [0, 1] or sounds (batch, samples), on the CPU.
 
-    latents: what a picture was decoded from, if it was asked for.
+    latents: of the pictures, if requested.
     """
 
     values: torch.Tensor
@@ -30,7 +30,7 @@ class Samples:
 
 
 def load_pipeline(model: Model, device: str) -> Any:
-    """The pipeline of the configuration, with its scheduler, silent."""
+    """The pipeline of the configuration, with its scheduler, without progress bars."""
     dtype = getattr(torch, model.dtype)
     if model.shipped is not None:
         pipe: Any = shipped_pipeline("flow" if model.shipped == "flow" else "eps", device=device, dtype=dtype)
@@ -71,9 +71,9 @@ def sample(
     guidance_scale: float,
     latents: bool = False,
 ) -> Samples:
-    """Samples for these prompts; the noise of each follows from the run's seed and its index alone.
+    """Samples for these prompts; the noise of each depends only on the run's seed and its index.
 
-    latents: the pipeline stops before its decoder, `decode` makes the pictures, and both are returned.
+    latents: stop before the pipeline's decoder, decode with `decode`, and return latents and pictures.
     """
     arguments: dict[str, Any] = {
         "prompt": [prompts[index] for index in indices],
@@ -103,7 +103,7 @@ def sample(
 
 
 def decode(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
-    """Pictures from latents, as pipelines with an autoencoder and an image processor make them."""
+    """Decodes latents as pipelines with an autoencoder and an image processor do."""
     vae = pipe.vae
     scaled = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
     with torch.inference_mode():
@@ -112,13 +112,13 @@ def decode(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def check_decoder(pipe: Any, model: Model) -> None:
-    """An error if `decode` is not what the pipeline itself does with its latents."""
+    """Raises an error if `decode` differs from the pipeline's own decoding."""
     short = (pipe, model, ["a test"], range(1), 0, 2, 2.0)
     if hasattr(pipe, "vae") and hasattr(pipe, "image_processor"):
         own, ours = sample(*short).values, sample(*short, latents=True).values
         if own.shape == ours.shape and torch.equal(own, ours):
             return
     raise ConfigError(
-        f'storage.keep = "latents": the latents of {type(pipe).__name__} cannot be decoded apart from it; write '
+        f'storage.keep = "latents": the latents of {type(pipe).__name__} cannot be decoded separately; write '
         'keep = "files", "jpeg" or "features"'
     )

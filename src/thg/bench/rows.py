@@ -1,7 +1,7 @@
-"""Rows of numbers measured on samples, in files: one for each measured batch, written whole or not at all.
+"""Rows of numbers measured on samples, in files: one for each measured batch, written atomically.
 
-A file holds `samples` (their indices), `counts` (how many rows each has) and `values`. Which batches the samples came
-in, and which process measured them, has no influence on what is read.
+A file holds `samples` (their indices), `counts` (how many rows each has) and `values`. What is read does not depend on
+the batches or on the processes that measured them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RowFiles:
         self.folder = folder
 
     def add(self, samples: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-        """The rows of these samples."""
+        """Stores the rows of these samples."""
         tensors = {
             "samples": torch.tensor(samples, dtype=torch.int64),
             "counts": torch.tensor([len(part) for part in rows], dtype=torch.int64),

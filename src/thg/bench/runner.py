@@ -1,8 +1,8 @@
 """Generation: every method on every prompt, in batches, sharded by prompt, resumable.
 
-Batches are fixed runs of prompts, and the processes take them in turn; so a batch has the same content, and its
-pictures the same bytes, whatever the number of processes. Scores against plain CFG are taken on the floats, before they
-become bytes, by the thread that writes the files; it is never far behind, so memory does not grow.
+Batches are fixed ranges of prompts that are distributed over the processes, so a batch has the same content, and its
+pictures the same bytes, for any number of processes. The thread that writes the files also computes the scores against
+plain CFG, on floats; its queue is bounded, so memory does not grow.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from thg.errors import PlanError
 from thg.seeds import sample_seed
 
 PILOT = 16
-"""Prompts on which thresholds are searched and outside programs counted."""
+"""Prompts on which thresholds are searched and the work of third-party caches is counted."""
 BACKLOG = 4
 """Batches that may wait to be written."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A method as it will run, and where its samples go."""
+    """A method ready to run, and the series of its samples."""
 
     method: Method
     series: Series
@@ -57,7 +57,7 @@ class Runner:
         self.progress = progress
         self.places = [Place(store, config, method, prompts.digest) for method in config.methods]
         self.latents = config.storage.keep == "latents"
-        # what is not kept as it is must be measured now; what is, only where floats are better than the files
+        # samples that are not kept must be measured now; others only by metrics that compare floats
         names = pair_metric_names(config.metrics) if config.storage.keep == "files" else config.metrics
         self.measurer = Measurer(config, store, shard.device, names)
         self.pipe: Any = None
@@ -66,16 +66,16 @@ class Runner:
         """The batches of this process in which some method lacks a sample."""
         mine = self.shard.of(batches(self.config.count, self.config.batch_size))
         done = [place.series.done() if place.series else set() for place in self.places if not place.left_out]
-        return [batch for batch in mine if any(not {*batch} <= there for there in done)]
+        return [batch for batch in mine if any(not {*batch} <= indices for indices in done)]
 
     def load(self) -> None:
-        """The pipeline; what cannot work is an error here, before anything is written."""
+        """Loads the pipeline; errors are raised here, before anything is written."""
         self.pipe = load_pipeline(self.config.model, self.shard.device)
         if self.latents:
             check_decoder(self.pipe, self.config.model)
 
     def run(self) -> None:
-        """Makes what is missing."""
+        """Makes the missing samples."""
         mine = self.missing_batches()
         if not mine:
             return
@@ -89,7 +89,7 @@ class Runner:
         storage, metrics = self.config.storage, self.config.metrics
         self.progress(check_room(self.store.path, first, count, storage, metrics))
         clock = Clock(self.progress, len(mine), "sampled")
-        # one thread for the scores: a second team of OpenMP threads would slow down every later network call on a CPU
+        # one thread for the scores: a second OpenMP thread team would slow down every later network call on a CPU
         with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
             waiting: deque[Future[None]] = deque()
             for batch in mine:
@@ -102,7 +102,7 @@ class Runner:
                 future.result()
 
     def _prepare(self) -> list[Ready]:
-        """The methods as they will run, the reference first; outside programs that do not work here are left out."""
+        """The methods ready to run, the reference first; third-party caches that do not work here are skipped."""
         reference = self.config.reference_method
         ready = []
         for place in sorted(self.places, key=lambda place: place.method is not reference):
@@ -136,7 +136,7 @@ class Runner:
         )
 
     def _batch(self, batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> Iterator[Callable[[], None]]:
-        """Samples one batch of prompts with each method that lacks some of them; gives what is left to be written."""
+        """Samples one batch of prompts with each method that lacks some of them; yields the write jobs."""
         lacking = [ready for ready in methods if missing[ready.series.key] & {*batch}]
         if not lacking:
             return
@@ -203,6 +203,6 @@ class Runner:
 def _check(method: Method, counted: list[float]) -> None:
     if method.nfe is not None and any(nfe != method.nfe for nfe in counted):
         raise PlanError(
-            f"method {method.name!r} made {counted[0]:g} evaluations a sample, but its budget is nfe={method.nfe}: "
+            f"method {method.name!r} made {counted[0]:g} evaluations per sample, but its budget is nfe={method.nfe}: "
             f"the scheduler may call the network more often than the {method.steps} steps; write nfe={counted[0]:g}"
         )

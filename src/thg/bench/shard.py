@@ -1,4 +1,4 @@
-"""Which part of the work is this process's: told by `--shard`, or by `accelerate launch` and `torchrun`."""
+"""This process's part of the work, from `--shard`, or from `accelerate launch` and `torchrun`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shard:
 
 
 def find_shard(written: str | None, device: str | None) -> Shard:
-    """From `--shard 1/4`, or from the launcher, which tells each process its number."""
+    """From `--shard 1/4`, or from the launcher, which sets the rank of each process."""
     device = device or best_device()
     if written is not None:
         first, _, last = written.partition("/")
@@ -37,5 +37,5 @@ def find_shard(written: str | None, device: str | None) -> Shard:
 
 
 def batches(count: int, size: int) -> list[range]:
-    """Fixed runs of indices, whatever the number of processes."""
+    """Fixed ranges of indices, independent of the number of processes."""
     return [range(first, min(first + size, count)) for first in range(0, count, size)]

@@ -1,7 +1,7 @@
-"""The stages of a benchmark: sample, measure, report. Each does this process's part of what is missing.
+"""The stages of a benchmark: sample, measure, report. Each does this process's part of the missing work.
 
-Processes share the store and never wait for each other: the one that finishes last finds that
-nothing is missing, and writes the report.
+Processes share the store and never wait for each other: the one that finishes last finds nothing missing and writes the
+report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Run:
 
     @classmethod
     def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> Run:
-        """A new run, or one to go on with. store: by default `store` beside the folder, which other runs share."""
+        """Starts or resumes a run. store: by default `store` next to the folder, which other runs share."""
         return cls(config, RunFolder(folder), Store(store or folder.absolute().parent / "store"), load_prompts(config))
 
     @classmethod
@@ -52,14 +52,14 @@ class Run:
         return Place(self.store, self.config, self.config.method(name), self.prompts.digest)
 
     def series(self) -> dict[str, Series]:
-        """The series of every method that is prepared and not left out, by name; the reference first."""
+        """The series of every method that is prepared and not skipped, by name; the reference first."""
         reference = self.config.reference_method.name
         names = sorted((method.name for method in self.config.methods), key=lambda name: name != reference)
         found = {name: self.place(name).series for name in names}
         return {name: series for name, series in found.items() if series is not None}
 
     def missing_samples(self) -> int:
-        """How many samples are still to be made, left-out methods aside."""
+        """How many samples are missing, not counting skipped methods."""
         left = 0
         for method in self.config.methods:
             place = self.place(method.name)
@@ -70,7 +70,7 @@ class Run:
 
 
 def make_samples(run: Run, shard: Shard, progress: Progress) -> None:
-    """This process's part of the samples."""
+    """Makes this process's part of the samples."""
     runner = Runner(run.config, run.store, run.prompts, shard, progress)
     if runner.missing_batches():
         runner.load()
@@ -79,12 +79,12 @@ def make_samples(run: Run, shard: Shard, progress: Progress) -> None:
 
 
 def measure_samples(run: Run, shard: Shard, progress: Progress) -> Measurer | None:
-    """This process's part of the measurements; the metrics if nothing is missing any more, None otherwise."""
+    """Does this process's part of the measurements; returns the metrics if nothing is missing any more, else None."""
     series = run.series()
     reference = series.get(run.config.reference_method.name)
     record = reference.any_record() if reference else None
     if reference is None or record is None:
-        return None  # other processes have not got that far
+        return None  # other processes have not made samples yet
     measurer = Measurer(run.config, run.store, shard.device)
     measurer.leave_out(sounds=record.get("rate") is not None)
     measurer.measure_references(shard, progress)
@@ -94,7 +94,7 @@ def measure_samples(run: Run, shard: Shard, progress: Progress) -> Measurer | No
 
 
 def complete(run: Run, measurer: Measurer) -> bool:
-    """Is everything measured that can be? What was not kept cannot."""
+    """Is everything measured that can be? (Samples that were not kept cannot.)"""
     if measurer.missing_references():
         return False
     series = run.series()
@@ -108,9 +108,7 @@ def complete(run: Run, measurer: Measurer) -> bool:
 
 def require_samples(run: Run) -> None:
     if left := run.missing_samples():
-        raise RunFolderError(
-            f"{left} samples are missing in {run.store.path}: run thg bench again, it goes on from there"
-        )
+        raise RunFolderError(f"{left} samples are missing in {run.store.path}: run thg bench again to resume")
 
 
 def _has_latents(series: Series) -> bool:

@@ -1,19 +1,17 @@
-"""Where samples and what was measured on them are kept: a store that runs share, and the folder of a run.
+"""Storage of samples and measurements: a store that runs share, and the folder of a run.
 
-    STORE/series/<key>/series.json             what makes its samples: model, scheduler, prompts, seed, steps, policy,
-                                               and what was prepared for it
-    STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
-    STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
-                                               done when its record is there
-    STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
-    STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
-    STORE/references/<key>/measured/<name>/*   the same of reference files
-    STORE/prepared/<key>.json                  what was measured before the comparison (a threshold, a plan), or why not
-    RUN/config.json                            the configuration, and where its store is
-
-A series is addressed by what makes its samples, so configurations that have a method in common share it. Names follow
-from the content: processes and machines that share a store never write the same file with other content, need no locks
-and never wait for each other.
+STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
+                                           policy and its preparation
+STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
+STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
+                                           complete when its record exists
+STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
+STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
+STORE/references/<key>/measured/<name>/*   the same for reference files STORE/prepared/<key>.json
+results of the preparation (a threshold, a plan), or why it failed RUN/config.json                            the
+configuration, and the path of its store  A series is addressed by what determines its samples, so configurations
+that have a method in common share it. File names follow from the content: processes and machines that share a store
+never write different content to the same file, need no locks and never wait for each other.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ SUFFIXES = (".png", ".jpg", ".wav", ".safetensors")
 
 
 class Series:
-    """The samples of one method: all that was made in the same way, by the index of the prompt."""
+    """The samples of one method with the same settings, by the index of the prompt."""
 
     def __init__(self, path: Path, what: Mapping[str, Any]) -> None:
         self.path = path
@@ -48,11 +46,11 @@ class Series:
         return self.path.name
 
     def done(self) -> set[int]:
-        """The samples that are there, by one look into the folder."""
+        """The indices of the existing samples, by listing the folder once."""
         return {int(name[:-5]) for name in _names(self.path / "samples") if name.endswith(".json")}
 
     def write(self, index: int, suffix: str, content: bytes | None, record: Mapping[str, Any]) -> None:
-        """A sample and its record; without content, the record alone."""
+        """Writes a sample and its record; without content, the record alone."""
         if not (self.path / "series.json").exists():
             write_json(self.path / "series.json", self._what)
         if content is not None:
@@ -64,7 +62,7 @@ class Series:
         return next((path for suffix in SUFFIXES if (path := self._sample(index, suffix)).exists()), None)
 
     def any_record(self) -> dict[str, Any] | None:
-        """The record of the first sample that is there, if one is."""
+        """The record of the first existing sample, if any."""
         return read_json(self._sample(min(done), ".json")) if (done := self.done()) else None
 
     def records(self, count: int) -> Iterator[dict[str, Any]]:
@@ -98,7 +96,7 @@ class Store:
         self.path = path
 
     def series(self, what: Mapping[str, Any]) -> Series:
-        """The series of samples that are made in this way."""
+        """The series of samples with these settings."""
         return Series(self.path / "series" / digest(what), what)
 
     def references(self, what: Mapping[str, Any], name: str) -> RowFiles:
@@ -112,12 +110,12 @@ class Store:
         write_json(self.path / "prepared" / f"{digest(what)}.json", values)
 
     def parts(self, what: Mapping[str, Any]) -> Path:
-        """Where a long preparation may keep what it has."""
+        """A folder for the intermediate results of a long preparation."""
         return self.path / "prepared" / digest(what)
 
 
 class RunFolder:
-    """Where the report of a run goes."""
+    """The folder of a run, with its configuration and report."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,7 +159,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is none, or no readable one."""
+    """The object in a file; None if the file is missing or not readable."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

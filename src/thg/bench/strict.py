@@ -18,7 +18,7 @@ from thg.errors import THGError
 
 
 class Table(BaseModel):
-    """A TOML table: values of exactly the types that it says, and no other keys."""
+    """A TOML table: values of exactly the declared types, and no other keys."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
@@ -63,7 +63,7 @@ def _translated(error: ValidationError, table: type[BaseModel], where: str) -> T
     details = error.errors(include_url=False)
     for detail in details:
         cause = detail.get("ctx", {}).get("error")
-        if isinstance(cause, THGError):  # raised by a check of ours: it says all
+        if isinstance(cause, THGError):  # raised by our own validator, with a complete message
             return cause
     return ConfigError("; ".join(dict.fromkeys(_sentence(detail, table, where) for detail in details)))
 
@@ -106,7 +106,7 @@ def _sentence(detail: ErrorDetails, table: type[BaseModel], where: str) -> str:
 
 
 def _table_at(table: type[BaseModel], parents: list[str]) -> type[BaseModel]:
-    """The table that a key was looked for in."""
+    """The table in which a key was looked up."""
     for parent in parents:
         inner = table.model_fields[parent].annotation if parent in table.model_fields else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):

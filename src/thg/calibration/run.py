@@ -194,10 +194,10 @@ class _Work:
         """One run with plain CFG and a guide that measures."""
         maker = _Maker(guide)
         self.subject.run(samples, maker)
-        if maker.made is None:
+        if maker.last is None:
             name = self.subject.about()["pipeline"]
             raise ProfileError(f"{name} ran without calling its network; nothing was measured")
-        return maker.made
+        return maker.last
 
     def _grid_of(self, run: Run) -> NoiseGrid:
         self.grid = self.subject.grid(run)
@@ -243,11 +243,11 @@ class _Maker:
 
     def __init__(self, make: Callable[[Run], Guide]) -> None:
         self._make = make
-        self.made: Guide | None = None
+        self.last: Guide | None = None
 
     def guide(self, run: Run) -> Guide:
-        self.made = self._make(run)
-        return self.made
+        self.last = self._make(run)
+        return self.last
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The studio's HTTP: the page, plans, runs.
+"""The studio's HTTP interface: the page, plans, runs.
 
-A run is one POST whose answer is a stream of events. Closing the connection, with the cancel button or the tab, cancels
-the run.
+A run is one POST that returns a stream of events. Closing the connection, with the cancel button or by closing the tab,
+cancels the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thg.studio.engine import Engine
 from thg.studio.gate import Gate, Receive, Scope, Send
 from thg.studio.jobs import Job, QueueFull, Worker
 
-WAITING = 8  # jobs in the queue beside the running one
+WAITING = 8  # jobs in the queue, besides the running one
 KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
 
 
@@ -87,7 +87,7 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
 
 
 class JobResponse(StreamingResponse):
-    """A job's events as server-sent events. The job is cancelled when the response ends, for whatever reason."""
+    """A job's events as server-sent events. The job is cancelled when the response ends for any reason."""
 
     def __init__(self, job: Job, worker: Worker, http: Request) -> None:
         super().__init__(_stream(job, http), media_type="text/event-stream")
@@ -113,7 +113,7 @@ async def _stream(job: Job, http: Request) -> AsyncIterator[str]:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Errors as a message that the page shows as it is."""
+    """Returns errors as a message for the page."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -56,7 +56,7 @@ class Engine:
         return plan, plans.note(request.plan, plan, run, self.model.profile)
 
     def profile_for_page(self, profile: Profile) -> dict[str, Any]:
-        """The charts of the profile tab, and the ratio that its slider begins with."""
+        """The charts of the profile tab, and the initial ratio of its slider."""
         run = self.model.run(None, profile.steps, profile.about.guidance_scale)
         return {**plans.profile_for_page(profile), "rho": plans.first_rho(profile, run)}
 
@@ -82,7 +82,7 @@ class Engine:
             "estimated_error": hare.error,
         }
         if request.fewer_steps:
-            steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg has made
+            steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg's
             shorter = request.model_copy(update={"steps": steps})
             fewer = self._side("fewer", shorter, None, emit, cancelled)
             _tell(emit, "fewer", fewer, self._about(shorter, fewer))
@@ -90,7 +90,7 @@ class Engine:
         emit("done", done)
 
     def _warm_up(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
-        """Two steps before the first run: the first ones are slow, and would be charged to plain CFG."""
+        """Two steps before the first run: the first steps are slow and would count for plain CFG."""
         if not self._warm:
             emit("warming", {})
             short = request.model_copy(update={"steps": 2, "scheduler": None})

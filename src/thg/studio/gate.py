@@ -1,8 +1,8 @@
 """Access control.
 
 A page on the internet must not be able to use a server on this machine: the Host header has to be one of ours (against
-DNS rebinding), and a request that a browser sends on behalf of another origin is refused. Beyond this machine, a token
-is asked for. Every answer carries headers that allow the page its own files and nothing else.
+DNS rebinding), and a request that a browser sends on behalf of another origin is refused. Other machines need a token.
+Every response has headers that allow the page its own files and nothing else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE: Final = "thg-studio"
 MAX_BODY: Final = 64 * 1024
-OPEN: Final = "/static/"  # files that are the same for everybody; the page that asks for the token needs its style
-WRONG: Final = (b'id="wrong" hidden', b'id="wrong"')  # shows the token page's remark on a wrong token
+OPEN: Final = "/static/"  # public static files; the page that asks for the token needs its style sheet
+WRONG: Final = (b'id="wrong" hidden', b'id="wrong"')  # shows the token page's message about a wrong token
 
 HEADERS: Final = {
     "content-security-policy": (
@@ -43,7 +43,7 @@ HEADERS: Final = {
 
 
 class Refusal(HTTPException):
-    """A request that does not get in."""
+    """A refused request."""
 
 
 class Gate:
@@ -62,7 +62,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise Refusal(400, "the studio speaks HTTP only")
+            raise Refusal(400, "the studio supports HTTP only")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self._check(scope["method"], headers)
@@ -84,7 +84,7 @@ class Gate:
             raise Refusal(403, "requests from other sites are refused")
 
     def _is_ours(self, header: str) -> bool:
-        """A name that an attacker's DNS may point at us is never ours; an address is."""
+        """Accepts addresses, but no names other than ours: an attacker's DNS may point a name at this machine."""
         try:
             name = urlsplit(f"//{header}").hostname or ""
         except ValueError:
@@ -112,7 +112,7 @@ class Gate:
         return secrets.compare_digest(value.encode(), self.token.encode())
 
     async def _ask_for_token(self, scope: Scope, send: Send) -> None:
-        """The link with the token sets a cookie and leads to the page without it."""
+        """The link with the token sets a cookie and redirects to the page without it."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and self._is_token(given):
             cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"

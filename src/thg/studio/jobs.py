@@ -27,7 +27,7 @@ log = logging.getLogger("thg.studio")
 
 
 class QueueFull(THGError):
-    """No room for another job; `retry_after` is a guess in seconds."""
+    """The queue is full; `retry_after` is an estimate in seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_after} seconds")

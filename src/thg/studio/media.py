@@ -52,7 +52,7 @@ class Output:
 
 
 def psnr(output: Output, reference: Output) -> list[float | None]:
-    """Decibels per seed; None where both are equal to the last bit. The peak of a sound is that of its reference."""
+    """Decibels per seed; None if both are identical. The peak of a sound is that of its reference."""
     values: list[float | None] = []
     for item, wanted in zip(output.items, reference.items, strict=True):
         peak = 1.0 if output.kind != "audio" else max(float(np.abs(wanted).max()), 1e-9)

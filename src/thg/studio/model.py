@@ -1,4 +1,4 @@
-"""The loaded pipeline: its name, its arguments, and what is known of a run before it starts."""
+"""The loaded pipeline: its name, its arguments, and the description of a run before it starts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from thg.studio.specs import DefaultSpec
 class Model:
     """A pipeline, with what the page needs to know about it.
 
-    source: the lines of Python that load it. batch: pictures that the page begins with. call: more arguments for each
-    of its calls. profile: what was measured on it; without one, what thg ships for a network of its kind.
+    source: the Python code that loads it. batch: the page's initial number of pictures. call: further arguments for
+    each of its calls. profile: its profile; by default the one that thg ships for such a network.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Model:
         self.takes = frozenset(inspect.signature(type(pipe).__call__).parameters)
         self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
         if "prompt" not in self.takes:
-            raise THGError(f"the studio types prompts, but {type(pipe).__name__} takes none")
+            raise THGError(f"the studio needs a pipeline with prompts, but {type(pipe).__name__} takes none")
         self._runs: dict[tuple[str | None, int], Run] = {}
         if profile is not None:  # refused now if it is of another network
             profile.planner(rho=1.0).plan(self.run(None, profile.steps, profile.about.guidance_scale))
 
     def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
-        """What is known of a run before it starts; Heun and PNDM call the network more often than `steps`."""
+        """The description of a run before it starts; Heun and PNDM call the network more often than `steps`."""
         if (scheduler, steps) not in self._runs:
             self._runs[scheduler, steps] = known_run(self.schedulers.make(scheduler), steps)
         return replace(self._runs[scheduler, steps], guidance_scale=guidance_scale, network=self.network)

@@ -43,7 +43,7 @@ def _default_plan(spec: DefaultSpec, run: Run) -> Plan:
 
 
 def _profile_plan(spec: ProfileSpec, run: Run, profile: Profile) -> Plan:
-    """Of a ratio or a budget; a tolerance spends what the default would spend, at the profile's places."""
+    """For a ratio or a budget; a tolerance uses as many evaluations as the default, at the profile's steps."""
     nfe = spec.nfe if spec.error is None else run.steps + evaluations_within(spec.error, run)
     planner = profile.planner(nfe=nfe, rho=spec.rho)
     return planner.plan(run) if nfe is None else NearProfile(planner, nfe).plan(run)
@@ -64,8 +64,8 @@ def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
     """A note on the plan for the user, or an empty string."""
     notes = []
     if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
-        instead = "the plan is a guess" if spec.rho is not None else "the plan is that of models without a profile"
-        notes.append(f"Far from what the profile was measured on ({far}): {instead}.")
+        instead = "the plan is uncertain" if spec.rho is not None else "the plan is that of models without a profile"
+        notes.append(f"Far from the profile's settings ({far}): {instead}.")
     if plan.corrector and run.response is None:
         notes.append(f"Without the corrector: {run.no_response}.")
     return " ".join(notes)
@@ -137,8 +137,8 @@ def first_rho(profile: Profile, run: Run) -> float:
 def profile_for_page(profile: Profile) -> dict[str, Any]:
     """What the profile's charts show: means over samples for each step, and what they were measured on.
 
-    The error bounds are the paper's: the error of the network's output at the midpoint, times what the solver makes of
-    it, over 1 - 2^-p. The hare's still lack the factor w-1 of the run.
+    The error bounds are the paper's: the error of the network's output at the midpoint, times the solver's coefficient,
+    over 1 - 2^-p. The hare's do not include the factor w-1 of the run.
     """
     about = profile.about
     spans = zip(profile.middle, profile.noise[1:-1], strict=True)

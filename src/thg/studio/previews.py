@@ -1,8 +1,8 @@
 """Previews of a run in progress.
 
-The state of a run is noisy to the end. Two states that follow each other tell more: on a first-order step
-x = alpha x0 + sigma eps holds at both ends with the same x0 and eps, so x0, where the run is heading, is known without
-asking the network. That is what is decoded and shown.
+The state of a run is noisy to the end, but two consecutive states determine more: on a first-order step
+x = alpha x0 + sigma eps holds at both ends with the same x0 and eps, so x0 follows without running the network. It is
+decoded and shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Previews:
 
     @torch.no_grad()
     def after(self, step: int, latents: Any) -> list[str] | None:
-        """One PNG per seed, or None where there is nothing to show (yet)."""
+        """One PNG per seed, or None if there is nothing to show (yet)."""
         before, self._last = self._last, latents if isinstance(latents, Tensor) and latents.ndim == 4 else None
         started = time.perf_counter()
         if before is None or self._last is None or started < self._next:

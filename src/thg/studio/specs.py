@@ -44,12 +44,12 @@ class DefaultSpec(Strict):
 
     @property
     def tolerance(self) -> float:
-        """The distance that is asked for, where no budget is."""
+        """The requested distance, if no budget is given."""
         return DEFAULT_ERROR if self.error is None else self.error
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What is to be another than in the default plan."""
+        """The options that differ from the default plan."""
         given = {"hare_order": self.hare_order, "corrector": self.corrector}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -77,7 +77,7 @@ class ProfileSpec(Strict):
 
 
 class CustomSpec(Strict):
-    """A grid edited by hand, for a run of `of` network calls; it is stretched where the run has another length."""
+    """A grid edited by hand, for a run of `of` network calls; it is stretched if the run has another length."""
 
     kind: Literal["custom"]
     of: int = Field(ge=1, le=MAX_CALLS)

@@ -149,7 +149,7 @@ def _read_method(row: dict[str, Any], where: str, base: Path, steps: int, guidan
             )
         own_steps = table.budget // 2
     scale = table.guidance_scale or guidance_scale
-    policy = table.made(own_steps)
+    policy = table.make_policy(own_steps)
     check_budget(table.name, policy, own_steps, scale, table.budget)
     return Method(
         name=table.name,

@@ -1,4 +1,4 @@
-"""What the benchmark reads: prompts, reference pictures and sounds, and statistics computed from them."""
+"""The benchmark's input data: prompts, reference pictures and sounds, and statistics computed from them."""
 
 from thg.bench.data.errors import DataError
 from thg.bench.data.prompts import hub_prompts, paired_files, read_prompts

@@ -1,4 +1,4 @@
-"""Rows of csv and tsv files, read as people really write them.
+"""A tolerant reader of csv and tsv files.
 
 Like Python's csv module, with two differences that the public prompt files need:
 
@@ -16,7 +16,7 @@ LINE_END = r"\r\n|\r|\n"
 
 
 def read_table(text: str, delimiter: str, source: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Column names and rows; empty lines are left out. `source` is the file's name, for errors."""
+    """Column names and rows; empty lines are skipped. `source` is the file's name, for errors."""
     header_line = next((line for line in re.split(LINE_END, text) if line.strip()), "")
     if delimiter not in header_line:
         delimiter = ""

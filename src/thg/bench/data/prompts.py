@@ -13,16 +13,16 @@ from thg.bench.data.errors import DataError
 from thg.distribution import missing
 
 USUAL_COLUMNS = ("prompt", "caption", "text")
-"""Taken, in any case of letters, when no column is named."""
+"""Used (case-insensitively) if no column is named."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def read_prompts(path: str | Path, column: str | None = None, count: int | None = None) -> list[str]:
-    """The prompts of a file, in its order, without surrounding blanks; empty ones are left out.
+    """The prompts of a file, in its order, without surrounding whitespace; empty ones are skipped.
 
-    - `path`: .csv and .tsv have a header; .jsonl has one object (or one string) a line; .txt has one prompt a line.
-    - `column`: which column or key; if not given, the only one, or the one named prompt, caption or text.
-    - `count`: take the first so many; an error if there are fewer. All if not given.
+    - `path`: .csv and .tsv have a header; .jsonl has one object (or string) per line; .txt has one prompt per line.
+    - `column`: the column or key; by default the only one, or the one named prompt, caption or text.
+    - `count`: use only the first ones; an error if there are fewer. Default: all.
     """
     path = Path(path)
     text = _read_text(path)
@@ -77,17 +77,17 @@ def hub_prompts(name: str, column: str | None = None, count: int | None = None, 
 
 
 def choose_column(columns: list[str], column: str | None, source: str) -> str:
-    """The column that was named, or the obvious one."""
-    there_are = f"{source} has the columns {', '.join(map(repr, columns))}"
+    """The named column, or the obvious one."""
+    available = f"{source} has the columns {', '.join(map(repr, columns))}"
     if column is not None:
         if column not in columns:
-            raise DataError(f"there is no column {column!r}: {there_are}")
+            raise DataError(f"there is no column {column!r}: {available}")
         return column
     if len(columns) == 1:
         return columns[0]
     usual = [name for name in columns if name.lower() in USUAL_COLUMNS]
     if len(usual) != 1:
-        raise DataError(f"which column holds the prompts? {there_are}; write column={(usual or columns)[0]!r}")
+        raise DataError(f"which column holds the prompts? {available}; write column={(usual or columns)[0]!r}")
     return usual[0]
 
 
@@ -111,7 +111,7 @@ def take(found: Iterable[str], count: int | None, source: str) -> list[str]:
 
 
 def _read_text(path: Path) -> str:
-    """The file with its line ends as they are, a byte-order mark removed."""
+    """The text of a file with its line ends, without a byte-order mark."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,7 +138,7 @@ def _from_jsonl(text: str, column: str | None, path: Path) -> Iterator[str]:
 
 
 def first_text(value: Any) -> str:
-    """The text of a dataset's cell: of several captions the first, nothing for an empty cell."""
+    """The text of a dataset's cell: the first of several captions, "" for an empty cell."""
     if isinstance(value, list | tuple):
         value = value[0] if value else None
     return "" if value is None else str(value)

@@ -26,9 +26,9 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def read_references(paths: Sequence[Path]) -> tuple[list[int], list[Batch]]:
-    """The places of the files that could be read, and those files in batches: all pictures, or the sounds of a rate.
+    """The indices of the readable files, and these files in batches: all pictures, or the sounds of one sample rate.
 
-    Pictures of a batch may have other sizes. The places are in the order of the batches.
+    Pictures of a batch may differ in size. The indices are in the order of the batches.
     """
     with ThreadPoolExecutor(READERS) as pool:
         read = list(pool.map(_read, paths))

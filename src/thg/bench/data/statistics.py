@@ -1,4 +1,4 @@
-"""Statistics of a reference set, computed once and kept in a file.
+"""Statistics of a reference set, computed once and stored in a file.
 
 `mu`, `sigma` and `n` for a Frechet distance, `features` for KID and CMMD; as safetensors (ours), or the npz files of
 clean-fid (`mu` and `sigma`, or `feats`). npz files are read without pickle.
@@ -20,7 +20,7 @@ from thg.files import atomic_target
 
 
 def read_statistics(path: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors that a set metric's `use_statistics` takes."""
+    """The tensors for a set metric's `use_statistics`."""
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):
         raise DataError(f"{path} ends in {path.suffix!r}: statistics are read from .safetensors or .npz")
@@ -33,7 +33,7 @@ def read_statistics(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def write_statistics(path: str | Path, statistics: Mapping[str, torch.Tensor]) -> None:
-    """Write what a set metric's `statistics` gives, all or nothing."""
+    """Writes the result of a set metric's `statistics`, atomically."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise DataError(f"statistics are written as .safetensors, not as {path.name}")

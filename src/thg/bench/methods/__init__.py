@@ -1,1 +1,1 @@
-"""What a benchmark compares: plain CFG, thg's planners, rivals, and outside programs."""
+"""The methods that a benchmark compares: plain CFG, thg's planners, published baselines, and third-party caches."""

@@ -1,4 +1,4 @@
-"""Adaptive Guidance, a rival: guidance until the two branches point the same way."""
+"""Adaptive Guidance, a baseline: guidance until the two branches are nearly parallel."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
 
 TOLERANCE = 0.05
-"""By how much the mean of Adaptive Guidance may miss a budget: the last guided step jumps with the threshold."""
+"""Relative deviation of the mean from a budget that is allowed: the last guided step jumps with the threshold."""
 
 
 class AdaptiveGuidance:
-    """Guidance until the two branches point the same way: when cos(e_c, e_u) of a sample reaches the threshold, the
+    """Guidance until the two branches are nearly parallel: when cos(e_c, e_u) of a sample reaches the threshold, the
     rest of its run is conditional.
 
-    Each sample has its own last guided step, whatever else is in its batch; the network evaluates the unconditional
-    branch of a batch until its last sample is through. `evaluations` counts those of each sample, as the method means
-    it. A budget is met by a search for the threshold (`find_threshold`), in the mean over samples.
+    Each sample has its own last guided step, independent of its batch; the network evaluates the unconditional branch
+    of a batch until its last sample has stopped. `evaluations` counts those of each sample, as in the paper. A budget
+    is met in the mean over samples, by a search for the threshold (`find_threshold`).
     """
 
     paper: ClassVar[str] = "Castillo et al., Adaptive Guidance, 2023: e_c alone once cos(e_c, e_u) >= threshold"
@@ -56,7 +56,7 @@ class AdaptiveGuidanceRun:
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        self._active: Tensor | None = None  # one flag a sample
+        self._active: Tensor | None = None  # one flag per sample
         self.counts: Tensor | None = None
 
     def evaluates(self, step: int) -> bool:
@@ -79,12 +79,12 @@ class AdaptiveGuidanceRun:
 
 
 class CosineRecorder:
-    """Plain CFG that writes down cos(e_c, e_u) of each sample at each step: what `find_threshold` needs."""
+    """Plain CFG that records cos(e_c, e_u) of each sample at each step, for `find_threshold`."""
 
     plan: Plan | None = None
 
     def __init__(self) -> None:
-        self.curves: list[list[float]] = []  # one list a step
+        self.curves: list[list[float]] = []  # one list per step
 
     def guide(self, run: Run) -> Guide:
         self.curves = []
@@ -113,7 +113,7 @@ def branch_cosines(conditional: Term, term: Term) -> Tensor:
 def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
     """The threshold whose mean number of evaluations on recorded runs is nearest to a budget, and that mean.
 
-    curves: of `CosineRecorder`, one list of cosines (one a sample) for each step. Until a sample's guidance ends, its
+    curves: of `CosineRecorder`, one list of cosines (one per sample) for each step. Until a sample's guidance ends, its
     run under Adaptive Guidance is its run under plain CFG, so the counts are exact for these samples.
     """
     steps = len(curves)
@@ -135,7 +135,7 @@ def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
     if abs(reached - wanted) > TOLERANCE * nfe:
         raise PlanError(
             f"Adaptive Guidance cannot meet nfe={nfe} here: the nearest threshold, {best:.6f}, gives "
-            f"{steps + reached:.2f} evaluations in the mean; choose another nfe, or write a threshold"
+            f"{steps + reached:.2f} evaluations on average; choose another nfe, or set a threshold"
         )
     return best, steps + reached
 

@@ -1,4 +1,4 @@
-"""Plans from a calibration profile: of a file, or measured on the benchmark's first prompts before the comparison."""
+"""Plans from a calibration profile: from a file, or measured on the benchmark's first prompts before the comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Calibrated(Policy):
     """A planner of `thg.Profile`.
 
     planner: arguments of `Profile.planner` (rho for the paper's Algorithm 2, nfe for ours).
-    profile: the file; without one, `calibrate` prompts are measured. plan: what came out of it.
+    profile: the file; without one, `calibrate` prompts are measured. plan: the resulting plan.
     """
 
     planner: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Calibrated(Policy):
         plan = self._from_file(pilot.steps, pilot.guidance_scale) if self.profile else self._measured(pilot)
         if self.nfe is not None and plan.nfe != self.nfe:
             raise PlanError(
-                f"the calibrated plan makes {plan.nfe} evaluations, but the budget is nfe={self.nfe}; leave nfe out, "
+                f"the calibrated plan makes {plan.nfe} evaluations, but the budget is nfe={self.nfe}; remove nfe, "
                 "or change rho"
             )
         return replace(self, plan=plan), {"plan": json.loads(plan.to_json())}

@@ -1,8 +1,8 @@
-"""CFG-Cache, a rival: the difference of the two branches is kept and used again.
+"""CFG-Cache, a baseline: the difference of the two branches is kept and reused.
 
-Set to an exact number of network evaluations a sample (`nfe`): the conditional branch runs at each step, so nfe - steps
-is the number of unconditional evaluations. A budget that cannot be met is an error. Nothing is imported from the
-rivals' own code; where a paper and its released code differ, the text of the class says so.
+Set to an exact number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
+nfe - steps is the number of unconditional evaluations. A budget that cannot be met is an error. This is our own
+implementation; where the paper and its released code differ, the docstring of the class says so.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from thg.plans.planners import evaluations_for
 
 @dataclass(frozen=True)
 class CFGCache:
-    """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and used again.
+    """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
 
-    After `warmup` steps with both branches (as many as the budget pays for), the unconditional branch runs at each
-    `interval`-th step and is otherwise taken from the conditional one plus the last difference.
+    After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
+    `interval`-th step and is otherwise the conditional one plus the last difference.
     """
 
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-10 without the frequency weights"
@@ -46,9 +46,9 @@ class CFGCacheFFT:
     """CFG-Cache with the frequency enhancement: the low frequencies of the kept difference are raised in the earlier
     part of the run, the high ones in the later part.
 
-    The paper's weights (Eq. 11) are 1 + alpha where the time step is on the right side of a border. The released code,
-    which this follows (so does diffusers), multiplies the kept difference itself, so that the weight grows over the
-    steps of a leap; and its two ranges overlap (CogVideoX: low up to step 40 of 50, high from step 30 on).
+    The paper's weights (Eq. 11) are 1 + alpha within a range of time steps. The released code, which this class follows
+    (as diffusers does), multiplies the kept difference itself, so that the weight grows over the steps of a leap; and
+    its two ranges overlap (CogVideoX: low up to step 40 of 50, high from step 30 on).
     """
 
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
@@ -68,7 +68,7 @@ class CFGCacheFFT:
 
 
 class FrequencyGuide:
-    """Follows another guide, and weighs the frequencies of what it predicts."""
+    """Follows another guide, and weights the frequencies of its predictions."""
 
     def __init__(self, inner: HareGuide, weights: CFGCacheFFT, steps: int) -> None:
         self.plan: Plan | None = inner.plan

@@ -1,4 +1,4 @@
-"""How much of a network a run has used: rows that went through it, or the work in its layers."""
+"""Counts the use of a network in a run: rows passed to it, or the work in its layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thg.errors import UnsupportedPipelineError
 
 
 class Rows:
-    """Rows that went through a network."""
+    """A counter of rows passed to a network."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,7 +27,7 @@ class Rows:
 
 @contextmanager
 def counted_rows(pipe: Any) -> Iterator[Rows]:
-    """Counts the rows of each call of the pipeline's denoisers, on the pipeline as it is."""
+    """Counts the rows of each call of the pipeline's denoisers."""
     rows = Rows()
 
     def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def counted_rows(pipe: Any) -> Iterator[Rows]:
 def counted_work(pipe: Any) -> Iterator[Rows]:
     """Counts multiplications in the linear and convolution layers of the denoisers.
 
-    For outside programs, which leave out parts of the network: what does not run is not counted.
+    For third-party caches, which skip parts of the network: layers that do not run are not counted.
     """
     work = Rows()
 
@@ -70,7 +70,7 @@ def counted_work(pipe: Any) -> Iterator[Rows]:
 
 
 def denoisers(pipe: Any) -> list[torch.nn.Module]:
-    """The networks of a pipeline that the guidance doubles."""
+    """The networks of a pipeline that guidance evaluates twice."""
     layout = layout_of(pipe)
     if isinstance(layout, Delegates):
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]

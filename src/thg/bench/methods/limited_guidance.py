@@ -1,6 +1,6 @@
-"""Rivals that guide in a part of the run only: Selective Guidance and Guidance Interval.
+"""Baselines that guide only a part of the run: Selective Guidance and Guidance Interval.
 
-Each is set to an exact number of network evaluations a sample (`nfe`), of which nfe - steps are unconditional.
+Each is set to an exact number of network evaluations per sample (`nfe`), of which nfe - steps are unconditional.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SelectiveGuidance:
 class GuidanceInterval:
     """Guidance within an interval of the noise levels; before and after it the run is conditional.
 
-    `start` is the share of the run before the interval, and the budget sets its length. The default is where the
-    authors' upper level for Stable Diffusion XL (sigma 5.42) lies on the usual schedule.
+    `start` is the share of the run before the interval, and the budget sets its length. The default
+    corresponds to the authors' upper level for Stable Diffusion XL (sigma 5.42) on its schedule.
     """
 
     paper: ClassVar[str] = (
@@ -59,7 +59,7 @@ class GuidanceInterval:
 
 
 class IntervalGuide:
-    """Evaluates both branches at the steps first .. end - 1, and guides nowhere else."""
+    """Evaluates both branches at the steps first .. end - 1, without guidance elsewhere."""
 
     plan: Plan | None = None
 

@@ -1,6 +1,6 @@
-"""Plain CFG, and everything that thg's own takeover of a pipeline runs.
+"""Plain CFG, and everything that runs through `thg.enable`.
 
-Plain CFG runs on the pipeline as it is, so that no rival is compared with something that we have slowed down.
+Plain CFG runs on the unmodified pipeline, so that it is not slowed down by thg.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thg.plans.planners import Fixed, Planned, tapered
 
 
 class PlainCFG(Policy):
-    """Both branches at each step, on the pipeline as it is. With fewer steps it is the oldest way to be faster."""
+    """Both branches at each step, on the unmodified pipeline; optionally with fewer steps."""
 
     paper = "Ho and Salimans, Classifier-Free Diffusion Guidance, 2022: e = e_c + (w - 1) (e_c - e_u)"
 
@@ -35,7 +35,7 @@ class PlainCFG(Policy):
 
 @dataclass(frozen=True)
 class Guided(Policy):
-    """A policy that thg's own takeover runs: one of the rivals, the paper's plan, or a planner of ours."""
+    """A policy that runs through `thg.enable`: a baseline, the paper's plan, or one of thg's planners."""
 
     maker: GuideMaker
     paper: str = "Tortoise and Hare Guidance, 2025, Algorithm 1"
@@ -43,7 +43,7 @@ class Guided(Policy):
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         guide = self.maker.guide(Run.of(steps, guidance_scale))
         if isinstance(guide, PredictsConditional):
-            return None  # the run tells
+            return None  # known only after the run
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
     def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
@@ -58,7 +58,7 @@ class Guided(Policy):
 
 @dataclass(frozen=True)
 class BothLeap:
-    """thg: the conditional output is predicted, too.
+    """thg: the conditional output is predicted as well.
 
     thg: evaluations of the `tapered` plan for the unconditional branch. every: of `leap_both`.
     """

@@ -1,10 +1,8 @@
-"""Other people's accelerators, as outside programs: their own public API, their own defaults unless the config says
-otherwise, and what they evaluated counted by us (in network evaluations, by the work in the network's layers).
-
-They are optional: one that is not installed, or that does not support the pipeline, is left out with the reason.
-Because they leave out parts of the network and not whole evaluations, they take no exact budget. Each can run together
-with thg: the option `thg` is the number of evaluations of the plan on top.
-"""
+"""Third-party caches, through their own public API, with their own defaults unless configured. Their cost is counted
+here, in network evaluations, by the work in the network's layers.  They are optional: a cache that is not installed, or
+that does not support the pipeline, is skipped with the reason. Because they skip parts of the network and not whole
+evaluations, they take no exact budget. Each can be combined with thg: the option `thg` is the number of evaluations of
+thg's plan."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from thg.plans.planners import tapered
 
 
 class OutsideError(THGError):
-    """An outside program that is not there or that failed on this pipeline; its row in the table stays empty."""
+    """A third-party cache that is missing or failed on this pipeline; its row in the table stays empty."""
 
 
 @dataclass(frozen=True)
 class Outside(Policy):
-    """An outside program. `nfe` is counted on the pilot, in a run of its own, so that counting slows no timed run.
+    """A third-party cache. `nfe` is counted on the pilot, in a separate run, so that counting does not slow timed runs.
 
-    thg: evaluations of the `tapered` plan that runs together with it; None: the program alone.
+    thg: evaluations of the `tapered` plan combined with it; None: the cache alone.
     """
 
     nfe: float | None = None
@@ -44,17 +42,17 @@ class Outside(Policy):
     @contextmanager
     @abstractmethod
     def switched_on(self, pipe: Any) -> Iterator[None]:
-        """The program on the pipeline, for the length of a block."""
+        """Enables the cache on the pipeline within a block."""
         yield
 
     @contextmanager
     def together(self, pipe: Any) -> Iterator[None]:
-        """The program on the pipeline, with thg if it is wanted."""
+        """Enables the cache within a block, combined with thg if `thg` is set."""
         with self.switched_on(pipe), nullcontext() if self.thg is None else enabled(pipe, tapered(self.thg)):
             yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        if self.thg is not None:  # a run that learns how a pipeline guides does not leap where a cache is in it
+        if self.thg is not None:  # the run that infers a pipeline's layout does not leap if a cache is enabled
             with enabled(pilot.pipe, tapered(self.thg)):
                 pilot.run()
         if "nfe" in known:
@@ -67,7 +65,7 @@ class Outside(Policy):
                 pilot.run()
         except THGError as error:
             raise OutsideError(str(error)) from error
-        except Exception as error:  # it is not our program: whatever it raises, the other methods go on
+        except Exception as error:  # third-party code may raise anything; the other methods continue
             reason = " ".join(str(error).split())[:200]
             raise OutsideError(
                 f"{type(self).__name__} fails on {type(pilot.pipe).__name__} ({type(error).__name__}: {reason})"
@@ -86,7 +84,7 @@ class Outside(Policy):
 
 @dataclass(frozen=True)
 class DeepCache(Outside):
-    """Ma et al., DeepCache, 2024: keeps deep features of a UNet and runs its outer layers alone between full steps."""
+    """Ma et al., DeepCache, 2024: caches deep features of a U-Net and runs only its outer layers between full steps."""
 
     interval: int = 3
     branch: int = 0
@@ -107,7 +105,7 @@ class DeepCache(Outside):
 
 @dataclass(frozen=True)
 class FasterCache(Outside):
-    """Lv et al., FasterCache, 2024, as diffusers ships it: CFG-Cache together with skipped attention."""
+    """Lv et al., FasterCache, 2024, as implemented in diffusers: CFG-Cache combined with skipped attention."""
 
     uncond_interval: int = 5
     attention_interval: int = 2
@@ -144,7 +142,7 @@ class FasterCache(Outside):
 class CacheDiT(Outside):
     """cache-dit's DBCache: skips the middle blocks of a transformer while its first blocks' residual hardly changes.
 
-    order: of its TaylorSeer calibrator, which continues the residual of the skipped blocks; 0: it is held.
+    order: of its TaylorSeer calibrator, which extrapolates the residual of the skipped blocks; 0: it is held constant.
     """
 
     first_blocks: int = 1
@@ -165,12 +163,12 @@ class CacheDiT(Outside):
             residual_diff_threshold=self.threshold,
             max_warmup_steps=self.warmup,
         )
-        continued = None
-        if self.order:  # of the text's residual it has none to continue where the last block drops the text (SD3)
-            continued = cache_dit.TaylorSeerCalibratorConfig(
+        calibrator = None
+        if self.order:  # no residual of the text to extrapolate if the last block drops the text (SD3)
+            calibrator = cache_dit.TaylorSeerCalibratorConfig(
                 taylorseer_order=self.order, enable_encoder_calibrator=False
             )
-        cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=continued)
+        cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
         try:
             yield
         finally:
@@ -186,7 +184,7 @@ def _module(name: str) -> Any:
 
 
 def _current_time(pipe: Any) -> Any:
-    """The time step under way: FasterCache asks for it by a callback."""
+    """The current time step, for FasterCache's callback."""
     time = getattr(pipe, "current_timestep", None)
     if time is None:
         index = pipe.scheduler.step_index

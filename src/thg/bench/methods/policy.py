@@ -1,9 +1,9 @@
-"""The interface of what a benchmark compares: a policy can be put on a pipeline, and counts its evaluations.
+"""The interface of the compared methods: a policy is applied to a pipeline, and counts its evaluations.
 
-policy.applied(pipe)    a block within which the pipeline runs under the policy; gives a function that says, after
-                        a run, how many evaluations each sample of the batch took
-policy.budget(...)      evaluations a sample as far as they are known before the run, after checking them
-policy.prepare(pilot)   what has to be measured once before the comparison (a threshold, a profile)
+policy.applied(pipe)    a context in which the pipeline runs under the policy; yields a function that returns, after
+                        a run, the evaluations of each sample of the batch
+policy.budget(...)      evaluations per sample if known before the run, after validation
+policy.prepare(pilot)   measurements needed once before the comparison (a threshold, a profile)
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from thg.errors import PlanError
 from thg.plans.plan import Plan
 
 Counted = Callable[[int], list[float]]
-"""After a run: the evaluations of each of so many samples."""
+"""counted(size): after a run, the evaluations of each of `size` samples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """What a policy may measure on before the comparison: the benchmark's pipeline and prompts.
+    """What a policy may use for its preparation: the benchmark's pipeline and prompts.
 
-    run: samples the first prompts with the pipeline as it is now.
-    folder: where a long measurement may keep what it has. call: more arguments of the pipeline's call.
+    run: samples the first prompts with the pipeline in its current state.
+    folder: for intermediate results of a long measurement. call: further arguments of the pipeline's call.
     """
 
     pipe: Any
@@ -40,34 +40,34 @@ class Pilot:
 
 
 class Policy(ABC):
-    """A way to guide. `paper` says where it is described."""
+    """A guidance method. `paper`: its reference."""
 
     paper: str = ""
 
     @property
     def needs_preparation(self) -> bool:
-        """Must something be measured before the comparison?"""
+        """Whether `prepare` has to measure something."""
         return False
 
     @abstractmethod
     def applied(self, pipe: Any) -> AbstractContextManager[Counted]:
-        """The pipeline under this policy, for the length of a block."""
+        """Applies this policy to the pipeline within a block."""
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
-        """Evaluations a sample, or None where only the run can tell. Raises PlanError if they make no sense."""
+        """Evaluations per sample, or None if known only after the run. Raises PlanError if they are invalid."""
         return None
 
     def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
-        """The plan that it follows, where that is all that makes its samples. prepared: what `prepare` has measured."""
+        """The plan that it follows, if the plan alone determines its samples. prepared: the result of `prepare`."""
         return None
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        """The policy as it will run, and what was measured for it. `known`: what was measured before, if anything."""
+        """The policy ready to run, and its measurements. `known`: measurements of an earlier preparation, if any."""
         return self, {}
 
 
 def check_budget(name: str, policy: Policy, steps: int, guidance_scale: float, nfe: int | None) -> None:
-    """An error that names the method if its policy cannot meet the budget exactly."""
+    """Raises an error that names the method if its policy cannot meet the budget exactly."""
     try:
         found = policy.budget(steps, guidance_scale)
     except PlanError as error:

@@ -1,6 +1,6 @@
-"""The methods by the names that a configuration uses for their policies.
+"""The methods by the names of their policies in a configuration.
 
-Own methods are found by entry points of the group `thg.bench.methods`: a dataclass with `guide(run)`, or a
+Other packages register methods as entry points of the group `thg.bench.methods`: a dataclass with `guide(run)`, or a
 `MethodTable`.
 """
 
@@ -28,7 +28,7 @@ from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, unifo
 from thg.plans.presets import PRESETS, preset
 
 GROUP = "thg.bench.methods"
-"""Of entry points."""
+"""The group of entry points."""
 
 
 class CFGTable(MethodTable):
@@ -36,7 +36,7 @@ class CFGTable(MethodTable):
 
     nfe: int | None = Field(None, ge=2)
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         return PlainCFG()
 
 
@@ -52,14 +52,14 @@ class AdaptiveGuidanceTable(MethodTable):
 
     @property
     def budget(self) -> None:
-        """Met in the mean only."""
+        """None: it is met on average only."""
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         return AdaptiveGuidancePolicy(self.nfe, self.threshold)
 
 
 class ProfiledTable(MethodTable):
-    """A plan from a profile: of a file, or measured on `calibrate` prompts."""
+    """A plan from a profile: from a file, or measured on `calibrate` prompts."""
 
     nfe: int | None = None
     profile: FilePath | None = None
@@ -67,7 +67,7 @@ class ProfiledTable(MethodTable):
 
 
 class PaperTable(ProfiledTable):
-    """The paper's: a preset, a grid as printed, or Algorithm 2 on a measured profile."""
+    """The paper's method: a preset, a printed grid, or Algorithm 2 on a measured profile."""
 
     preset: str | None = None
     coarse: Wholes | None = None
@@ -84,7 +84,7 @@ class PaperTable(ProfiledTable):
             raise ConfigError(f"{self.name}: there is no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
         return self
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         if self.rho is not None:
             planner = {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}
             return Calibrated(planner, self.profile, self.calibrate, self.nfe)
@@ -99,7 +99,7 @@ class UniformTable(MethodTable):
     hare_order: Literal[1, 2] = 2
     corrector: float = 0.0
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         planner = uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)
         return Guided(Planned(planner), "thg: uniform grid, linear prediction of the hare")
 
@@ -109,7 +109,7 @@ class TaperedTable(MethodTable):
     hare_order: Literal[1, 2] = 2
     corrector: float = DEFAULT_CORRECTOR
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         planner = tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)
         return Guided(Planned(planner), "thg: grid densest at the ends, linear prediction of the hare")
 
@@ -117,7 +117,7 @@ class TaperedTable(MethodTable):
 class WithinTable(MethodTable):
     error: float = Field(default=DEFAULT_ERROR, gt=0, lt=1)
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         paper = f"thg: the default, the evaluations that keep results within {self.error:.1%} of plain CFG's"
         return Guided(Planned(within(self.error)), paper)
 
@@ -128,7 +128,7 @@ class ProfileTable(ProfiledTable):
     hare_order: Literal[1, 2] = 2
     corrector: float = DEFAULT_CORRECTOR
 
-    def made(self, steps: int) -> Policy:
+    def make_policy(self, steps: int) -> Policy:
         names = ("nfe", "method", "hare_order", "corrector")
         planner = {name: getattr(self, name) for name in names}
         paper = "thg: grid from a calibration profile, linear prediction of the hare"

@@ -14,7 +14,7 @@ from thg.bench.strict import Table
 
 
 class MethodTable(Table):
-    """What every method has; the fields of a subclass are the options of its policy."""
+    """The options of every method; the fields of a subclass are the options of its policy."""
 
     name: str
     policy: str
@@ -24,16 +24,16 @@ class MethodTable(Table):
     paper: dict[str, float] = Field(default_factory=dict)
 
     @abstractmethod
-    def made(self, steps: int) -> Policy:
-        """The policy for a run of so many steps."""
+    def make_policy(self, steps: int) -> Policy:
+        """The policy for a run with this number of steps."""
 
     @property
     def budget(self) -> int | None:
-        """The exact number of evaluations, where the method is set to one."""
+        """The exact number of evaluations, if the method has one."""
         return getattr(self, "nfe", None)
 
     def options(self) -> dict[str, Any]:
-        """The policy's options, as written or by default."""
+        """The policy's options, given or default."""
         own = [name for name in type(self).model_fields if name not in MethodTable.model_fields]
         return {name: getattr(self, name) for name in own}
 
@@ -42,17 +42,17 @@ def guided(cls: Any) -> type[MethodTable]:
     """The table of a dataclass with `guide(run)`: its fields are the options; an option `nfe` is an exact budget."""
 
     class GuidedTable(MethodTable):
-        def made(self, steps: int) -> Policy:
+        def make_policy(self, steps: int) -> Policy:
             return Guided(cls(**self.options()), str(getattr(cls, "paper", "") or _first_line(cls)))
 
     return _with_options(cls, GuidedTable)
 
 
 def outside(cls: Any) -> type[MethodTable]:
-    """The table of an outside program, a subclass of `thg.bench.methods.outside.Outside`; it has no exact budget."""
+    """The table of a third-party cache, a subclass of `thg.bench.methods.outside.Outside`; it has no exact budget."""
 
     class OutsideTable(MethodTable):
-        def made(self, steps: int) -> Policy:
+        def make_policy(self, steps: int) -> Policy:
             policy: Policy = cls(**self.options())
             return policy
 
@@ -66,8 +66,8 @@ def _with_options(cls: Any, table: type[MethodTable], leave_out: tuple[str, ...]
         if field.name not in leave_out:
             required = field.name == "nfe"
             options[field.name] = (hints[field.name], Field(ge=1) if required else field.default)
-    made: type[MethodTable] = create_model(cls.__name__, __base__=table, **options)
-    return made
+    model: type[MethodTable] = create_model(cls.__name__, __base__=table, **options)
+    return model
 
 
 def _first_line(cls: Any) -> str:

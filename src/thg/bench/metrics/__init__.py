@@ -5,9 +5,10 @@
         metric.update(Batch(pictures, prompts=prompts, references=plain_cfg_pictures))
         metric.compute()
 
-What cannot be measured here is named in `loaded.skipped`, with the reason.
+Metrics that are not available are listed in `loaded.skipped`, with the reason.
 
-By hand where a library has it: these (torchmetrics, clean-fid, lpips, image-reward) need torchvision or old versions.
+Implemented here although libraries exist: torchmetrics, clean-fid, lpips and image-reward need torchvision or old
+versions.
 """
 
 from thg.bench.metrics.base import MeanMetric, Metric, SetMetric

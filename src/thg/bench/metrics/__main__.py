@@ -1,4 +1,4 @@
-"""`python -m thg.bench.metrics`: bring weights files that were downloaded into the form and place that thg reads."""
+"""`python -m thg.bench.metrics`: converts downloaded weights files for thg and puts them into its cache folder."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The one interface of all metrics: rows of numbers for each sample, and one number from the rows of many samples.
+"""The interface of all metrics: rows of numbers for each sample, and one number from the rows of many samples.
 
     rows = metric.measure(batch)        a tensor for each sample: its score, or its features in a network
-    metric.reduce(torch.cat(rows))      the number, or None when there is nothing to say yet
+    metric.reduce(torch.cat(rows))      the number, or None if there are too few rows
 
-Rows of samples can be kept in files and come from other processes; the number does not depend on how they were split.
-For a few batches at hand, `update(batch)` and `compute()` do both. `needs` says what a batch, or the metric itself,
-must be given besides the samples.
+Rows can be stored in files and come from other processes; the number does not depend on how they were split. For a few
+batches, `update(batch)` and `compute()` do both. `needs` lists what a batch, or the metric itself, needs besides the
+samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MetricT = TypeVar("MetricT", bound="Metric")
 
 
 class Metric(ABC):
-    """A number about many samples. Abstract; see the module's text for how it is used.
+    """A number computed from many samples. Abstract; see the module's docstring for its use.
 
     stored_as: the name of the rows in a store; metrics on the features of one network share it.
     """
@@ -68,14 +68,14 @@ class Metric(ABC):
         return self.reduce(self.rows())
 
     def fresh(self: MetricT) -> MetricT:
-        """The same metric with nothing counted, sharing the network and the reference."""
+        """An empty copy of the metric that shares the network and the reference."""
         other = copy.copy(self)
         other._rows = []
         return other
 
 
 class MeanMetric(Metric):
-    """The mean of one score per sample, summed exactly: the same bits however the samples were split."""
+    """The mean of one score per sample, summed exactly: bit-identical for any split of the samples."""
 
     @abstractmethod
     def score(self, batch: Batch) -> torch.Tensor:
@@ -102,7 +102,7 @@ Seen = TypeVar("Seen")
 
 
 class LastSeen(Generic[Seen]):
-    """Remembers what a network said of the last batch, so that several metrics on one network run it once."""
+    """Caches a network's output for the last batch, so that several metrics on one network run it once."""
 
     def __init__(self, look: Callable[[Batch], Seen]):
         self._look = look
@@ -117,8 +117,8 @@ class LastSeen(Generic[Seen]):
 class SetMetric(Metric):
     """A distance between the set of samples and a set of references, in the features of a network.
 
-    The references come in batches (`add_reference`), as rows (`use_rows`) or ready-made from a statistics file
-    (`use_statistics`); `statistics` is what to write into such a file. Lower is better.
+    The references come in batches (`add_reference`), as rows (`use_rows`) or from a statistics file
+    (`use_statistics`); `statistics` is the content of such a file. Lower is better.
     """
 
     direction = "lower"
@@ -144,7 +144,7 @@ class SetMetric(Metric):
     def reference_rows(self) -> torch.Tensor:
         if not self._reference_rows or len(self._reference_rows[0]) < 2:
             count = len(self._reference_rows[0]) if self._reference_rows else 0
-            raise MetricError(f"{self.name}: {count} references make no distribution; add two or more")
+            raise MetricError(f"{self.name}: {count} references are too few for a distribution; add two or more")
         return self._reference_rows[0]
 
     @abstractmethod

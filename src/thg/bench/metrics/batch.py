@@ -1,7 +1,7 @@
-"""What a metric is given: a batch of pictures or sounds, with what is known about them.
+"""The input of a metric: a batch of pictures or sounds, with prompts and references.
 
 Pictures are (batch, channels, height, width), floats in [0, 1] or bytes; sounds are (batch, samples), floats in
-[-1, 1], with a sample rate. This module knows tensors and ranges, and nothing about metrics.
+[-1, 1], with a sample rate. This module is independent of the metrics.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ RANGE_SLACK = 1e-3
 
 
 class MetricError(THGError, ValueError):
-    """A metric asked for by an unknown name, or fed with something it cannot measure."""
+    """An unknown metric, or samples that a metric cannot measure."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples of one run, and what goes with them.
+    """Samples of one run, with their prompts and references.
 
-    `samples`: pictures or sounds; a list where their sizes differ. `prompts`: one text per sample. `references`: the
-    plain CFG result for the same prompts and seeds, of the same shape. `sample_rate`: of sounds, in hertz; it is what
-    makes a batch one of sounds.
+    `samples`: pictures or sounds; a list if their sizes differ. `prompts`: one text per sample. `references`: the
+    plain CFG result for the same prompts and seeds, of the same shape. `sample_rate`: in hertz, for sounds; None means
+    pictures.
     """
 
     samples: torch.Tensor | Sequence[torch.Tensor]
@@ -86,13 +86,13 @@ class Batch:
         return _as_floats(self.references)
 
     def rgb_bytes(self) -> list[torch.Tensor]:
-        """The pictures as a reader of the saved files sees them: (3, height, width) each, uint8."""
+        """The pictures as in the saved files: (3, height, width) each, uint8."""
         pictures = [picture for part in self._parts() for picture in part]
         in_bytes = [p if p.dtype == torch.uint8 else (_as_floats(p) * 255).round().to(torch.uint8) for p in pictures]
         return [picture.expand(3, -1, -1).cpu() for picture in in_bytes]
 
     def pil_pictures(self) -> list[Image.Image]:
-        """The pictures for processors that want PIL."""
+        """The pictures as PIL images."""
         return [Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy())) for picture in self.rgb_bytes()]
 
     def _parts(self) -> list[torch.Tensor]:
@@ -110,7 +110,7 @@ class Batch:
     def sounds_at(self, rate: int) -> torch.Tensor:
         """The sounds resampled to `rate` (polyphase filter), float32 on the CPU."""
         if self.sample_rate is None:
-            raise MetricError("this metric listens to sounds: pass Batch(sounds, sample_rate=16000), not pictures")
+            raise MetricError("this metric is for sounds: pass Batch(sounds, sample_rate=16000), not pictures")
         sounds = self._stacked().detach().float().cpu()
         if rate == self.sample_rate:
             return sounds

@@ -1,4 +1,4 @@
-"""How close a picture is to what plain CFG makes of the same prompt and seed, pixel by pixel: PSNR and SSIM."""
+"""Pixel-wise similarity to plain CFG's picture with the same prompt and seed: PSNR and SSIM."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def load_model(class_name: str, source: str, metric: str, device: str) -> Any:
 
 
 def image_processor_class(name: str, metric: str) -> Any:
-    """The processor that resizes with PIL: transformers 5 has it under a name of its own, 4 under the plain one."""
+    """The processor that resizes with PIL: transformers 5 has it under a separate name, 4 under the plain one."""
     try:
         return transformers_class(f"{name}Pil", metric)
     except AttributeError:
@@ -47,6 +47,6 @@ def image_processor_class(name: str, metric: str) -> Any:
 
 
 def pooled(output: Any) -> torch.Tensor:
-    """The projected embedding: transformers 4 returns the tensor itself, 5 an object that carries it."""
+    """The projected embedding: transformers 4 returns the tensor itself, 5 an object that contains it."""
     embedding: torch.Tensor = output if isinstance(output, torch.Tensor) else output.pooler_output
     return embedding

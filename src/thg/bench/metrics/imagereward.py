@@ -1,4 +1,4 @@
-"""ImageReward: what people would prefer, predicted by a network (Xu et al., 2023).
+"""ImageReward: human preference, predicted by a network (Xu et al., 2023).
 
 The network is BLIP (a vision transformer, and a text encoder that attends to it) with a chain of linear layers on top.
 It is built from transformers' BLIP classes and filled from the authors' file `ImageReward.pt`, since their package does
@@ -44,7 +44,7 @@ VISION_NAMES = (
 
 
 class ImageReward(MeanMetric):
-    """The reward of each picture for its prompt, averaged. Higher is better; people's favourites are above zero."""
+    """The reward of each picture for its prompt, averaged. Higher is better; preferred pictures are above zero."""
 
     name = "image_reward"
     direction = "higher"

@@ -20,7 +20,7 @@ from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
 
 
 class Verdict(Protocol):
-    """What a judge says of each picture: indices into GARMENTS and TONES, and a row of features."""
+    """A judge's result for each picture: indices into GARMENTS and TONES, and a row of features."""
 
     @property
     def garments(self) -> torch.Tensor: ...
@@ -37,7 +37,7 @@ Judge = Callable[[torch.Tensor, torch.Tensor | None], Verdict]
 
 
 class _Accuracy(MeanMetric):
-    """Share of the pictures of which the judge says what their prompt asked for."""
+    """Share of the pictures that the judge classifies as their prompt."""
 
     direction = "higher"
     needs = frozenset({"prompts"})
@@ -69,7 +69,7 @@ class ToneAccuracy(_Accuracy):
         return [score[:1] if tone >= 0 else score[:0] for score, tone in zip(scores, self._asked(batch), strict=True)]
 
     def _asked(self, batch: Batch) -> torch.Tensor:
-        """Indices into TONES, -1 where the prompt names none."""
+        """Indices into TONES, -1 if the prompt names none."""
         asked = [find_word(prompt, TONE_WORDS) for prompt in batch.prompts]
         return torch.tensor([TONES.index(tone) if tone else -1 for tone in asked])
 
@@ -82,7 +82,7 @@ class JudgeFrechet(FrechetMetric):
 
 
 def judge_metrics(judge: Judge) -> list[Metric]:
-    """The three metrics, looking at each batch once."""
+    """The three metrics; the judge runs once per batch."""
 
     def look(batch: Batch) -> Verdict:
         grey = batch.pictures().mean(1, keepdim=True).cpu()

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy: the distance of two sets of features under a kernel, no Gaussian assumed.
+"""Maximum mean discrepancy: the distance of two sets of features under a kernel, without assuming Gaussians.
 
 Memory: all features are kept in float32: for 30,000 samples 92 MB with the 768 features of CLIP (CMMD) and 246 MB with
 the 2048 of Inception (KID), as much again for the references, and three times that while the number is computed (in

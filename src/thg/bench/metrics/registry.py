@@ -1,7 +1,7 @@
-"""Metrics by name: what can be measured here is made ready, what cannot is named together with the reason.
+"""Metrics by name: available ones are loaded, the others are listed with the reason.
 
-Own metrics are found by entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that makes one;
-if it has a parameter `device`, it gets the device to run on.
+Other packages register metrics as entry points of the group `thg.bench.metrics`: a `Metric` class, or a function that
+returns a metric; a parameter `device` gets the device to run on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from thg.models.judge import JUDGE_PATH
 from thg.models.judge import Judge as ShippedJudge
 
 GROUP = "thg.bench.metrics"
-"""Of entry points."""
+"""The group of entry points."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the networks come from. A path that is None is looked for in the cache folder of thg.
+    """Where the networks come from. For None, the cache folder of thg is searched.
 
-    The defaults are the networks of the paper. What few people touch: the hub ids, which may also be folders.
+    The defaults are the networks of the paper. A hub id may also be a folder.
     """
 
     inception: Path | None = None
@@ -53,12 +53,12 @@ class Sources:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """What a configuration may name."""
+        """The names that a configuration may use."""
         return tuple(source.name for source in fields(cls) if source.name != "judge")
 
     @classmethod
     def of(cls, networks: Mapping[str, str]) -> Sources:
-        """From the texts of a configuration."""
+        """From the strings of a configuration."""
         files = {source.name for source in fields(cls) if "Path" in str(source.type)}
         values: dict[str, Any] = {
             name: Path(value).expanduser() if name in files else value for name, value in networks.items()
@@ -68,17 +68,17 @@ class Sources:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Metrics that are ready, and (name, reason) of those that are not."""
+    """Loaded metrics, and (name, reason) of those that are not available."""
 
     metrics: list[Metric] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
 def load_metrics(names: Iterable[str], sources: Sources | None = None, device: str = "cpu") -> Loaded:
-    """Make metrics ready. One whose weights or packages are missing is skipped with the reason; the others go on.
+    """Loads metrics. One whose weights or packages are missing is skipped with the reason.
 
     - `names`: of `metric_names`, in the order in which the metrics are returned.
-    - `sources`: where the networks come from; the paper's networks unless said otherwise.
+    - `sources`: where the networks come from; by default the paper's networks.
     - `device`: where the networks run. Sums are always kept on the CPU in float64.
     """
     makers = _makers(sources or Sources(), device)

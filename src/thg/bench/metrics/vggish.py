@@ -1,7 +1,8 @@
 """FAD: the Frechet distance of sounds in the features of VGGish (Kilgour et al., 2019).
 
-VGGish (Hershey et al., 2017) hears mono sound at 16 kHz as log-mel pictures of 0.96 s, 96 frames of 64 bands, and gives
-128 numbers for each. As in the evaluations of AudioLDM, its last ReLU and the PCA of its first release are left out.
+VGGish (Hershey et al., 2017) takes mono sound at 16 kHz as log-mel spectrograms of 0.96 s, 96 frames of 64 bands, and
+gives 128 numbers for each. As in the evaluations of AudioLDM, its last ReLU and the PCA of its first release are left
+out.
 
 Weights: `vggish-10086976.pth` of torchvggish, or the same tensors (`features.0.weight` ... `embeddings.4.bias`) as
 safetensors.
@@ -32,7 +33,7 @@ FRAMES = 96
 
 
 class FAD(FrechetMetric):
-    """Frechet audio distance. A sound shorter than 0.975 s fills no picture and counts for nothing."""
+    """Frechet audio distance. A sound shorter than 0.975 s gives no spectrogram and is not counted."""
 
     name = "fad"
     stored_as = "vggish"

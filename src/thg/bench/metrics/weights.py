@@ -1,4 +1,4 @@
-"""Where the networks of the metrics are, and how their files are read: safetensors or plain tensors, never pickle."""
+"""Locates and reads the networks of the metrics: safetensors or plain tensors, never pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thg.errors import MissingExtraError
 
 
 def cache_folder() -> Path:
-    """Where weights files are looked for when no path is given: the user's folder for caches, ~/.cache/thg on Linux."""
+    """The default folder of weights files: the user's cache folder, ~/.cache/thg on Linux."""
     try:
         from platformdirs import user_cache_path
     except ImportError as error:
@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 def require_file(path: Path, metric: str, how_to_get: str) -> Path:
     """`path`, or the error that says which file is missing and how to get it."""
     if not path.is_file():
-        raise MissingExtraError(f"{metric} needs the file {path}, which is not there. {how_to_get}")
+        raise MissingExtraError(f"{metric} needs the file {path}, which does not exist. {how_to_get}")
     return path
 
 
@@ -38,7 +38,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         else:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        raise MissingExtraError(f"{path} holds more than tensors, or is no weights file: it is not opened") from error
+        raise MissingExtraError(f"{path} holds more than tensors, or is not a weights file: refused") from error
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
         raise MissingExtraError(f"{path} is not a readable weights file ({error}): download it again") from error
     return tensors

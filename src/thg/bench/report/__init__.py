@@ -1,4 +1,4 @@
-"""From the samples of a run to its table and its pictures."""
+"""The report of a run: its table and pictures."""
 
 from thg.bench.report.writing import rebuild_report, write_report
 

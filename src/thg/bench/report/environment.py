@@ -1,4 +1,4 @@
-"""On what a benchmark ran: date, commit, versions, device."""
+"""The environment of a benchmark: date, commit, versions, device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thg.distribution import versions
 
 
 def environment(device: str) -> dict[str, str]:
-    """What a reader needs to judge a number, as texts."""
+    """Date, commit, system, device and versions, as strings."""
     found = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of the source that runs, marked if it was changed; empty for an installed package."""
+    """The commit of the running source, marked if it was modified; empty for an installed package."""
     here = Path(thg.__file__).parent
 
     def git(*words: str) -> str:

@@ -1,4 +1,5 @@
-"""The table of a benchmark, in Markdown: best in bold, a dash where there is no number, the paper's beside ours."""
+"""The table of a benchmark, in Markdown: best in bold, a dash for a missing number, the paper's numbers next to
+ours."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def speedups(rows: list[Row]) -> dict[str, tuple[float | None, float | None]]:
 
 
 def table(measured: Measured, metrics: tuple[str, ...]) -> str:
-    """Markdown. `metrics`: all that were asked for, in the order of the columns."""
+    """Markdown. `metrics`: all requested metrics, in the order of the columns."""
     rows = measured.rows
     faster = speedups(rows)
     heads = [
@@ -80,7 +81,7 @@ def _cell(row: Row, name: str, best: float | None) -> str:
 
 
 def _best(rows: list[Row], name: str, direction: str | None) -> float | None:
-    """The best of the methods that are compared: plain CFG, the reference, is not one of them."""
+    """The best of the compared methods, without the reference (plain CFG)."""
     values = [v for row in rows if not row.is_reference and (v := row.metrics.get(name)) is not None]
     if len(values) < 2 or direction is None:
         return None

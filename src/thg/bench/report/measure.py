@@ -1,4 +1,4 @@
-"""The numbers of a finished run, from the rows in its store; nothing is sampled, and no network runs."""
+"""The numbers of a finished run, from the rows in its store; without sampling or running a network."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from thg.bench.store import Series
 
 @dataclass(frozen=True)
 class Row:
-    """A method in the table. A metric that is None has its reason in the report's list of what is missing.
+    """A method in the table. For a metric that is None, the report's list of missing metrics has the reason.
 
-    worst: of metrics that compare with plain CFG, the mean of the worst 5 % of the samples.
+    worst: for metrics that compare with plain CFG, the mean of the worst 5 % of the samples.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows, (metric, reason) of what could not be measured, and what else a reader should know."""
+    """All rows, (metric, reason) of metrics that could not be measured, and further notes."""
 
     rows: list[Row]
     directions: Mapping[str, str]
@@ -63,7 +63,7 @@ def reduce_rows(run: Run, measurer: Measurer) -> Measured:
 
 
 def _use_references(measurer: Measurer) -> list[str]:
-    """Gives set metrics what they compare with; what was left out of it is counted in what is returned."""
+    """Sets the references of set metrics; returns notes on skipped reference files."""
     statistics, notes = measurer.config.references.statistics, []
     names = {metric.rows_name: name for metric, name in measurer.reference_measures()}
     for metric in measurer.metrics:
@@ -125,7 +125,7 @@ def _row(
 
 
 def _note(prepared: dict[str, Any]) -> str:
-    """What was measured before the comparison, for people."""
+    """The result of a method's preparation, in words."""
     if "threshold" in prepared:
         return (
             f"threshold {prepared['threshold']:.6f}, found on {prepared['pilot']} prompts "

@@ -26,7 +26,7 @@ MOST_COLUMNS = 7
 
 
 def write_report(run: Run, measurer: Measurer, device: str = "cpu") -> str:
-    """Writes the report of a run that is measured; returns the table."""
+    """Writes the report of a measured run; returns the table."""
     config, path = run.config, run.folder.path
     measured = reduce_rows(run, measurer)
     about = environment(device)
@@ -45,9 +45,9 @@ def write_report(run: Run, measurer: Measurer, device: str = "cpu") -> str:
 
 
 def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = print) -> str | None:
-    """The report again, from what the store holds: measures what is missing, and samples nothing.
+    """Writes the report again from the store: measures what is missing, without sampling.
 
-    None where other processes are still measuring; the last of them writes the report.
+    None if other processes are still measuring; the last of them writes the report.
     """
     run, shard = Run.stored(path), shard or Shard()
     require_samples(run)
@@ -126,10 +126,10 @@ def _markdown(
         "",
         numbers,
         "",
-        "NFE: network evaluations a sample. Speed-up: measured seconds of plain CFG over those of the method; ideal: "
+        "NFE: network evaluations per sample. Speed-up: measured seconds of plain CFG over those of the method; ideal: "
         "the same from NFE. Fidelity metrics compare with plain CFG on the same prompt and seed: the mean, and after "
-        "the slash the mean of the worst 5 % of the samples; equal pictures count as 100 dB. Bold: best mean of the "
-        "group, plain CFG aside.",
+        "the slash the mean of the worst 5 % of the samples; identical pictures count as 100 dB. Bold: best mean of "
+        "the group, without plain CFG.",
     ]
     lines += [""] if measured.skipped else []
     lines += [f"- No {name}: {reason}" for name, reason in measured.skipped]
