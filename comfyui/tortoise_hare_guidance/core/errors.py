@@ -2,23 +2,23 @@
 """The exceptions of thg. Every error that thg raises on purpose is one of these.
 
     THGError
-    ├── PlanError                  a plan, a grid or a budget that makes no sense (also a ValueError)
+    ├── PlanError                  an invalid plan, grid or budget (also a ValueError)
     ├── ScheduleError              a noise schedule or a scheduler that the core cannot represent (also a ValueError)
     ├── NonFiniteError             NaN or infinity in the latents or in a network output (also an ArithmeticError)
     ├── UnsupportedPipelineError   a pipeline without guidance to skip, or with guidance that cannot be split correctly
     ├── ConcurrentRunError         one enabled pipeline used by two threads at once
     ├── ProfileError               a calibration profile that is broken, of another version or of another model
-    ├── MissingExtraError          an optional dependency or a weights file that is not there (also an ImportError)
-    │   of the benchmark (thg.bench):
+    ├── MissingExtraError          a missing optional dependency or weights file (also an ImportError)
+    │   raised by the benchmark (thg.bench):
     ├── ConfigError                a configuration that cannot be run (also a ValueError)
     ├── DataError                  prompts or references that cannot be read (also a ValueError)
     ├── MetricError                samples that a metric cannot measure (also a ValueError)
-    ├── OutsideError               another project's accelerator that is missing or does not fit the pipeline
+    ├── OutsideError               a third-party cache that is missing or does not support the pipeline
     ├── RunFolderError             a run's folder that is damaged, or of another configuration
-    │   of the studio (thg.studio):
+    │   raised by the studio (thg.studio):
     └── QueueFull                  too many runs are waiting
 
-A message names the value, the cause, and the line to write instead.
+A message names the value, the cause, and the code to write instead.
 """
 
 
@@ -27,7 +27,7 @@ class THGError(Exception):
 
 
 class PlanError(THGError, ValueError):
-    """A plan, a grid or a budget that makes no sense."""
+    """An invalid plan, grid or budget."""
 
 
 class ScheduleError(THGError, ValueError):
@@ -51,4 +51,4 @@ class ProfileError(THGError):
 
 
 class MissingExtraError(THGError, ImportError):
-    """An optional dependency or a weights file that is not there."""
+    """A missing optional dependency or weights file."""

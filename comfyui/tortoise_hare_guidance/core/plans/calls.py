@@ -1,9 +1,9 @@
 # A copy of src/thg/plans/calls.py, made by comfyui/make_core.py: change it there.
-"""What a sampler will ask of its denoiser, found before the run by running it on numbers.
+"""The denoiser calls of a sampler, found before the run by executing it on a few numbers.
 
-A sampler in the style of k-diffusion is a function that calls a denoiser as it goes: how often, at which noise levels
-and with which weight in its states is written nowhere. Run on a few numbers in place of latents, with made-up outputs
-in place of a network's, it tells all three within milliseconds.
+A sampler in the style of k-diffusion is a function that calls a denoiser; how often, at which noise levels and with
+which effect on its states is not declared anywhere. Executed on a few numbers in place of latents, with probe values in
+place of network outputs, it reveals all three within milliseconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..plans.plan import MOST_STEPS
 from ..plans.response import Response, probe
 
 Answer = Callable[[Tensor, Tensor], Tensor]
-"""answer(x, sigma): what the network puts out at a call of the denoiser, in the shape of the state x."""
+"""answer(x, sigma): the network's output for a call of the denoiser, in the shape of the state x."""
 
 Sampler = Callable[[Tensor, Answer], Tensor]
-"""sampler(start, answer): the final state of a run from `start`, with the outputs of `answer` for the network's."""
+"""sampler(start, answer): the final state of a run from `start`, with `answer` in place of the network."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Calls:
     """The denoiser calls of a run.
 
     sigmas: the noise level of each call.
-    units: what one unit of the network's output is in denoised latents, at each call.
-    response: of the states to the network's outputs; None where the sampler is not linear or adds noise, and
-        `no_response` says which.
+    units: d(denoised latents) / d(network output) at each call.
+    response: of the states to the network's outputs; None if the sampler is not linear or adds noise, with the reason
+        in `no_response`.
     """
 
     sigmas: tuple[float, ...]
     units: tuple[float, ...]
     response: Response | None = None
-    no_response: str = "nothing is known of the sampler"
+    no_response: str = "the sampler is unknown"
     adds_noise: bool = False
 
     def run(
         self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
     ) -> Run:
-        """The same as a guide wants to know it.
+        """The same as a `Run`, for guides.
 
-        grid: the noise levels that the sampler was given, from high to low. log_snr: of each call, if it is known.
+        grid: the noise levels passed to the sampler, from high to low. log_snr: of each call, if known.
         """
         return Run(
             steps=len(self.sigmas),
@@ -66,15 +66,15 @@ class Calls:
 def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
     """The calls of a sampler.
 
-    unit(sigma): what one unit of the network's output is in denoised latents at this noise level (-sigma for a network
-        that predicts the noise, or the velocity of a flow).
+    unit(sigma): d(denoised latents) / d(network output) at this noise level (-sigma for a network that predicts the
+        noise, or the velocity of a flow).
 
-    A sampler that chooses its steps by what the network puts out is a `ScheduleError`.
+    Raises `ScheduleError` for a sampler that chooses its steps from the network's outputs.
     """
     sigmas, _ = _recorded(sampler, torch.zeros(1, 1))
     again, states = _recorded(sampler, torch.from_numpy(probe(len(sigmas))).float())
     if again != sigmas:
-        raise ScheduleError("the sampler chooses its steps by what the network puts out: they cannot be known before")
+        raise ScheduleError("the sampler chooses its steps from the network's outputs: they cannot be known in advance")
     units = tuple(unit(sigma) for sigma in sigmas)
     if not all(math.isfinite(u) and u for u in units):  # the last call of a run at sigma = 0
         units = (1.0,) * len(sigmas)
@@ -85,20 +85,20 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:
-    """Where calls at these noise levels stand on the sampler's grid, in steps; in between by the logarithm of sigma.
+    """The positions of these noise levels on the sampler's grid, in steps, interpolated in log sigma.
 
-    A grid that does not go down all the way has no places to speak of: then the order of the calls has to do.
+    If the grid is not strictly decreasing, the positions are the indices of the calls.
     """
     levels = np.asarray(grid, dtype=np.float64)
     if len(levels) < 2 or (np.diff(levels) >= 0).any():
         return tuple(float(i) for i in range(len(sigmas)))
-    lowest = levels[levels > 0].min() / 2  # stands for zero
+    lowest = levels[levels > 0].min() / 2  # in place of zero
     at, grid = (-np.log(np.maximum(values, lowest)) for values in (np.asarray(sigmas, dtype=np.float64), levels))
-    return tuple(float(place) for place in np.interp(at, grid, np.arange(len(levels))))
+    return tuple(float(position) for position in np.interp(at, grid, np.arange(len(levels))))
 
 
 def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Tensor]:
-    """The noise levels that a sampler calls at, and the states after each call, with a row of outputs per call."""
+    """The noise level of each call and the state after it, for a sampler that gets one row of `outputs` per call."""
     sigmas: list[float] = []
     states: list[Tensor] = []
     start = torch.zeros(1, 1, 1, outputs.shape[1])  # in the shape of latents
@@ -106,7 +106,7 @@ def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Ten
     def answer(x: Tensor, sigma: Tensor) -> Tensor:
         call = len(sigmas)
         if call == MOST_STEPS:
-            raise ScheduleError(f"the sampler does not end: it has called its denoiser {MOST_STEPS} times")
+            raise ScheduleError(f"the sampler does not terminate: it called its denoiser {MOST_STEPS} times")
         sigmas.append(float(sigma.reshape(-1)[0]))
         states.append(x.reshape(-1))
         return outputs[call].reshape(start.shape) if call < len(outputs) else torch.zeros_like(start)

@@ -1,10 +1,10 @@
 # A copy of src/thg/plans/estimate.py, made by comfyui/make_core.py: change it there.
-"""How far a run has ended from plain CFG, estimated from what its own evaluations say: it costs none.
+"""The difference of a run from plain CFG, estimated from its own evaluations at no extra cost.
 
-When a leap ends, the fresh term shows what the leap has missed, as the higher order of an embedded Runge-Kutta pair
-does. What the solver makes of that is an error of the state. The corrector takes most of it back and the network passes
-on a part of the rest, so the final error is a share of the root of the sum of squares: a constant, fitted on shipped
-models (benchmarks/fidelity.py tells how well it holds there) and on mixtures of Gaussians.
+When a leap ends, the new term shows the error of the leap, like the higher order of an embedded Runge-Kutta pair. The
+solver turns it into an error of the state. The corrector removes most of it and the network damps the rest, so the
+final error is a fraction of the root of the sum of squares: a constant, fitted on the shipped models
+(benchmarks/fidelity.py measures its accuracy) and on mixtures of Gaussians.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CORRECTED = 0.4  # the share that is left at the end of a run whose leaps are corrected,
-UNCORRECTED = 0.9  # of one whose leaps are not,
-UNKNOWN = 0.5  # and where the response of the solver is not known
+CORRECTED = 0.4  # the fraction that remains at the end of a run with the corrector,
+UNCORRECTED = 0.9  # without it,
+UNKNOWN = 0.5  # and if the response of the solver is unknown
 
 
 @dataclass
 class Estimate:
-    """What the leaps of a run have missed. All of it stays on the device.
+    """The accumulated error of the leaps of a run. Everything stays on the device.
 
-    share: of the missed states that is left at the end of the run, times w - 1.
+    share: the fraction of the error that remains at the end of the run, times w - 1.
     """
 
     share: float
@@ -32,7 +32,7 @@ class Estimate:
     shape: tuple[int, ...] = ()  # of a term
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
-        """A leap has ended with this error of the state, up to the factor w - 1."""
+        """Adds the error of the state after a leap, up to the factor w - 1."""
         parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)).square() for part in missed]
         if any(part.shape != parts[0].shape for part in parts):  # one tensor per sample, of different sizes
             parts = [part.sum().reshape(1) for part in parts]
@@ -40,16 +40,16 @@ class Estimate:
         self.squares = new if self.squares is None else self.squares + new
 
     def relative_to(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
-        """The difference to plain CFG's final state over its norm, per row; None if no leap was seen.
+        """The difference from plain CFG's final state relative to its norm, per row; None if there was no leap.
 
-        sample: the state that the network is given last, which is almost the final one. Branches may be stacked in it,
-        and other things than the state behind it in its channels.
+        sample: the last input of the network, which is almost the final state. It may stack several branches, and have
+        further channels after those of the state.
         """
         if self.squares is None:
             return None
         parts = [sample] if isinstance(sample, Tensor) else list(sample)
         state = torch.cat([self._state(part).float().flatten(1).square().sum(1) for part in parts])
-        if len(state) % len(self.squares):  # rows that are no samples: over all of them
+        if len(state) % len(self.squares):  # rows that are not samples: take all of them together
             return self.share * (self.squares.sum() / state.sum()).sqrt().reshape(1)
         return self.share * (self.squares / state.reshape(-1, len(self.squares))[-1]).sqrt()
 

@@ -1,9 +1,9 @@
 # A copy of src/thg/plans/fidelity.py, made by comfyui/make_core.py: change it there.
-"""The dial: a tolerance for the final latents, and the plan that keeps a run within it.
+"""The default planner: from a tolerance for the final latents to a plan that keeps a run within it.
 
-Nothing is known here of the network, so the number of evaluations and their places are a prior: chosen for the worst
-runs on the shipped models, which benchmarks/fidelity.py measures, and on exact mixtures. How far a run ends from plain
-CFG follows the number of evaluations and hardly depends on the number of steps.
+The network is unknown here, so the number of evaluations and their positions are a prior, chosen for the worst runs on
+the shipped models (measured by benchmarks/fidelity.py) and on exact mixtures. The difference from plain CFG depends on
+the number of evaluations and hardly on the number of steps.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..plans.plan import Plan
 Array = NDArray[np.float64]
 
 DEFAULT_ERROR = 0.01
-CORRECTOR = 0.85  # damped: what a fresh term says about the leap before it is itself an estimate,
-SLOPE = 0.6  # and so is the slope that the last two say about the leap ahead
+CORRECTOR = 0.85  # damped, because the error of the last leap is itself an estimate,
+SLOPE = 0.6  # and so is the slope for the next leap
 
 # The evaluations for 1 % at guidance scale 5 in a run of very many steps ...
 EVALUATIONS = 14.5
-ORDER = 3.2  # ... the error falls with this power of their number ...
-GUIDANCE = 0.3  # ... beyond guidance scale 5 they grow with this power of w - 1, and below it they stay the same ...
-SECOND_ORDER = 1.1  # ... a scheduler of higher order takes this many times as many ...
+ORDER = 3.2  # ... the error decreases with this power of their number ...
+GUIDANCE = 0.3  # ... above guidance scale 5 they grow with this power of w - 1, below it they are constant ...
+SECOND_ORDER = 1.1  # ... a higher-order scheduler needs this factor more ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
-WITHOUT_CORRECTOR = 1.35  # ... or this many times as many when nothing takes back what a leap got wrong
+WITHOUT_CORRECTOR = 1.35  # ... or this factor more without the corrector
 
-START, START_WIDTH = 2.5, 0.2  # how much denser evaluations are at the start of a run, over which share of it
+START, START_WIDTH = 2.5, 0.2  # additional density of evaluations at the start of a run, and over which share of it
 END, END_WIDTH = 1.0, 0.1
 TINY_STEP = 0.25  # of an average step
 LONGEST_RUN = 1000  # in steps, that is chosen for a budget
-LONGEST_LEAP = 8  # in leaps of average length: more is not tried
+LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Within:
 
 
 def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
-    """The default planner: spends the evaluations that keep the result close to plain CFG's, whatever the steps.
+    """The default planner: as many evaluations as keep the result close to plain CFG's, for any number of steps.
 
-    error: how far the final latents may be from plain CFG's with the same seed, relative to their own norm. It is an
-        expectation, made without knowing the network: with 0.01, 95 % of the runs of the shipped models end within
-        1.1 % (noise model) or 1.9 % (flow model). `summary(pipe).estimated_error` tells afterwards what came of it, and
-        `thg.tune` aims at the worst 5 % of a given network.
-    effort: evaluations that this network needs against those of the network that is assumed; `thg.tune` finds it.
+    error: how far the final latents may be from plain CFG's with the same seed, relative to their norm. It is a target,
+        set without knowing the network: with 0.01, 95 % of the runs of the shipped models end within 1.1 % (noise
+        model) or 1.9 % (flow model). `summary(pipe).estimated_error` estimates the result after a run, and `thg.tune`
+        adapts the plan to the worst 5 % of a given network.
+    effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
     check_error(error)
     if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0.1 <= effort <= 10:
@@ -69,7 +69,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
 
 
 def check_error(error: float) -> None:
-    """Refuses what is no tolerance."""
+    """Raises an error for an invalid tolerance."""
     if isinstance(error, bool) or not isinstance(error, int | float) or not 0 < error < 1:
         raise PlanError(
             f"error must be a share above 0 and below 1, not {error!r}: thg.within(0.01), or error=0.01 of a profile's "
@@ -78,7 +78,7 @@ def check_error(error: float) -> None:
 
 
 def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
-    """How many unconditional evaluations the prior wants for this tolerance."""
+    """The number of unconditional evaluations that the prior gives for this tolerance."""
     tightness: float = (DEFAULT_ERROR / error) ** (1 / ORDER)
     count = effort * EVALUATIONS * tightness * run.steps / (run.steps + SHORT_RUN)
     if run.guidance_scale is not None:
@@ -91,7 +91,7 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0) -> int:
 
 
 def most_steps(nfe: int, run_of: Callable[[int], Run], error: float = DEFAULT_ERROR) -> int:
-    """The most steps that so many evaluations in all can guide within a tolerance.
+    """The largest number of steps for which this many evaluations in total keep the tolerance.
 
     run_of: the run with a number of steps. At equal evaluations this ends closer to the converged result than plain CFG
     with fewer steps, which has half as many: benchmarks/converged_eps.toml and converged_flow.toml compare them.
@@ -100,10 +100,10 @@ def most_steps(nfe: int, run_of: Callable[[int], Run], error: float = DEFAULT_ER
         run = run_of(steps)
         if run.steps + evaluations_within(error, run) <= nfe:
             return steps
-    raise PlanError(f"nfe={nfe!r} evaluations are too few for two steps with guidance; give some tens")
+    raise PlanError(f"nfe={nfe!r} evaluations are too few for two steps with guidance; use a few dozen")
 
 
-# -- where they go
+# -- the positions of the evaluations
 
 
 def even(steps: int, count: int) -> tuple[int, ...]:
@@ -112,13 +112,13 @@ def even(steps: int, count: int) -> tuple[int, ...]:
 
 
 def balanced(run: Run, count: int) -> tuple[int, ...]:
-    """`count` steps, densest at both ends of the run; the last of them is the last that matters.
+    """`count` steps, densest at both ends of the run; the last of them is the last that moves the state noticeably.
 
-    The ends are those of the sequence of steps, and those of the way that the state makes, half and half: on a schedule
-    whose steps are uneven neither alone is right. Nothing corrects the last leap, so the last step is evaluated; not
-    so the steps that hardly move the state, with which many schedules end.
+    The density is the mean of one over the step indices and one over the distance that the state travels: on a schedule
+    with uneven steps neither alone is right. Nothing corrects the last leap, so the last step is evaluated, except for
+    steps that hardly move the state, with which many schedules end.
     """
-    if run.adds_noise:  # nothing is corrected, and noise drowns what came before
+    if run.adds_noise:  # no corrector, and the noise dominates earlier errors
         return even(run.steps, count)
     density = tapering((np.arange(run.steps) + 0.5) / run.steps)
     way = np.zeros(run.steps) if run.response is None else run.response.ways()
@@ -132,16 +132,16 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
 
 
 def tapering(x: Array) -> Array:
-    """The density of evaluations at a place between the start of a run, 0, and its end, 1."""
+    """The density of evaluations at a position between the start of a run, 0, and its end, 1."""
     start = START * np.exp(-((x / START_WIDTH) ** 2))
     return np.asarray(1 + start + END * np.exp(-(((1 - x) / END_WIDTH) ** 2)))
 
 
 def lightest(density: Array, count: int) -> tuple[int, ...]:
-    """The `count` steps, the first and the last among them, whose leaps weigh least.
+    """The `count` steps, including the first and the last, whose leaps have the least total weight.
 
-    A leap weighs the fourth power of the density that it passes, and one to the next step nothing, since nothing is
-    predicted there. By dynamic programming over the last evaluation.
+    The weight of a leap is the fourth power of the density that it covers, and 0 for a leap to the next step, where
+    nothing is predicted. Found by dynamic programming over the last evaluation.
     """
     steps = len(density)
     if not 1 <= count <= steps:

@@ -1,7 +1,7 @@
 # A copy of src/thg/plans/hare.py, made by comfyui/make_core.py: change it there.
-"""The hare: the guidance term at a step where it is not evaluated, predicted from where it was.
+"""The hare: the guidance term at a step where it is not evaluated, predicted from its evaluations.
 
-Pure: no knowledge of pipelines, schedules or plans.
+Independent of pipelines, schedules and plans.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MEMORY = 2  # evaluations that a prediction of the highest order needs
 def weights(positions: Sequence[float], position: float, order: int, damping: float = 1.0) -> tuple[float, ...]:
     """Weights on the last evaluations (oldest first) that predict the term at `position`.
 
-    Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 continues the line through
-    the last two; with one evaluation it holds too. damping: the share of that line's slope that is used.
+    Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 extrapolates linearly from
+    the last two; with one evaluation it holds as well. damping: the share of that line's slope that is used.
     """
     if order == 1 or len(positions) < 2:
         return (1.0,)
@@ -39,7 +39,7 @@ def predict(
 ) -> Tensor:
     """The guidance term at `position` from the evaluations at `positions` (oldest first).
 
-    Allocates its result and nothing else; a held term is returned as it is, without a copy.
+    Allocates only its result; a held term is returned without a copy.
     """
     w = weights(positions, position, order, damping)
     if len(w) == 1:

@@ -1,7 +1,8 @@
 # A copy of src/thg/plans/plan.py, made by comfyui/make_core.py: change it there.
 """A plan says at which steps of a run the unconditional branch is evaluated, and what is done in between.
 
-It is a value: frozen, hashable, no tensors, JSON in and out. The loop that runs it decides nothing.
+It is a value: frozen, hashable, without tensors, convertible to and from JSON. The loop that runs it makes no
+decisions.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 from ..errors import PlanError
 
 FORMAT = "thg-plan-1"
-MOST_STEPS = 100_000  # no sampler has more; a file that says so is broken
+MOST_STEPS = 100_000  # no sampler has more: a file with more is corrupt
 
-HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of a plan's picture
+HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of `Plan.strip`
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +40,8 @@ class Plan:
         cutoff: i_hi, from this index on there is no guidance. None or `steps` means never.
         boost: b, the factor on the guidance term during a leap of two or more steps.
         hare_order: 1 holds the term over a leap (the paper), 2 extrapolates it from the last two evaluations.
-        corrector: 0 is off. In (0, 1]: when a fresh term arrives, this share of the error that the leap before it has
-            made is taken back. It costs no evaluation and works where scheduler and guidance are linear.
+        corrector: 0 is off. In (0, 1]: when a new term is evaluated, this share of the error made by the leap before it
+            is corrected. It costs no evaluation and needs a scheduler that is linear in the network's outputs.
         slope: the share of the extrapolated slope that hare_order=2 uses: 1 is the straight line, 0 holds the term.
     """
 
@@ -114,7 +115,7 @@ class Plan:
 
     @property
     def speedup(self) -> float:
-        """The ideal speed-up over plain CFG: evaluations saved, nothing else."""
+        """The ideal speed-up over plain CFG, from the number of evaluations alone."""
         return self.cfg_nfe / self.nfe
 
     # -- what happens at a step
@@ -149,7 +150,7 @@ class Plan:
         return frozenset(self.coarse)
 
     def placed(self, start: int, steps: int) -> Plan:
-        """This plan in a longer run of which it guides a part: the steps from `start` on."""
+        """This plan as part of a longer run: it guides the steps from `start` on."""
         if (start, steps) == (0, self.steps):
             return self
         return replace(
@@ -160,7 +161,7 @@ class Plan:
             cutoff=start + self.end_of_guidance,
         )
 
-    # -- for people
+    # -- display
 
     def strip(self) -> str:
         """One mark per step: ● evaluates both branches, · the conditional one with a predicted hare, blank unguided."""
@@ -223,13 +224,13 @@ def _whole(name: str, value: Any) -> int:
         return int(value)
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError):
-            return operator.index(value)  # whole numbers of any kind: int, numpy's, a tensor of one
+            return operator.index(value)  # int, numpy integer or tensor with one element
     raise PlanError(f"{name} must be a whole number, not {value!r}")
 
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # a whole number with hundreds of digits
+        with contextlib.suppress(OverflowError):  # an int with hundreds of digits
             if math.isfinite(number := float(value)):
                 return number
     raise PlanError(f"{name} must be a finite number, not {value!r}")

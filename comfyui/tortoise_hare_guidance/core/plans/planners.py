@@ -1,8 +1,8 @@
 # A copy of src/thg/plans/planners.py, made by comfyui/make_core.py: change it there.
-"""Planners make a plan when the run is known; the grids that they choose from.
+"""Planners, which make a plan for a given run, and the grids that they choose from.
 
 `m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` and `uniform` take a budget of
-evaluations. The default asks for fidelity instead of a budget: `within`, in `fidelity.py`.
+evaluations. The default, `within` in `fidelity.py`, takes a tolerance instead.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def m_max(tortoise: Sequence[float], hare: Sequence[float], rho: float, order: i
     steps = len(c_t)
     with np.errstate(divide="ignore", invalid="ignore"):
         leap = (rho * c_t / c_h) ** (1 / order)
-    leap = np.where(c_h == 0, steps, leap)  # a hare without error may leap to the end
+    leap = np.where(c_h == 0, steps, leap)  # without hare error a leap may reach the end
     return tuple(int(m) for m in np.clip(np.floor(leap + 1e-12), 1, steps))
 
 
 def look_before_you_leap(leaps: Sequence[int]) -> tuple[int, ...]:
-    """Algorithm 2: walk from step 0, each time as far as the leap at the current step allows."""
+    """Algorithm 2: start at step 0 and always advance by the leap of the current step."""
     if not leaps:
         raise PlanError("Algorithm 2 needs the longest leap of each step; none were given")
     if min(leaps) < 1:
@@ -162,7 +162,7 @@ def uniform(
         raise PlanError(f"every must be a whole number from 1, not {every!r}")
     if nfe is not None:
         check_budget(nfe)
-    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
+    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # validates the arguments now, not in the first run
     return Uniform(every, nfe, hare_order, corrector)
 
 
@@ -182,20 +182,20 @@ class Tapered:
 def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
     """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
-    At the start the guidance term changes fast and there is little to predict it from; nothing corrects the last leap
-    of a run any more. The grids that `Profile.planner` finds optimal for different models look alike in this. Where the
-    scheduler adds noise the leaps are even.
+    At the start the guidance term changes fast and there is little history to predict it from; at the end nothing
+    corrects the last leap. The optimal grids of `Profile.planner` for different models share this shape. If the
+    scheduler adds noise, the leaps are even.
 
     nfe: a float is a share of plain CFG's evaluations, an int a count.
     hare_order, corrector: see `Plan`.
     """
     check_budget(nfe)
-    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # the same checks, now and not in the first run
+    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # validates the arguments now, not in the first run
     return Tapered(nfe, hare_order, corrector)
 
 
 def check_budget(nfe: float) -> None:
-    """Refuses what is no budget for any run."""
+    """Raises an error for a budget that is invalid for every run."""
     if isinstance(nfe, float) and not 0.5 < nfe <= 1:
         raise PlanError(
             f"nfe={nfe!r} is a share of plain CFG's evaluations and must lie above 0.5 (the conditional branch "
@@ -206,7 +206,7 @@ def check_budget(nfe: float) -> None:
 
 
 def affordable(nfe: float, steps: int) -> int:
-    """As `evaluations_for`, but a share is never too small for a short run: it keeps one evaluation at least."""
+    """As `evaluations_for`, but a share is never too small for a short run: it gives at least one evaluation."""
     if isinstance(nfe, float):
         return min(steps, max(1, round(nfe * 2 * steps) - steps))
     return evaluations_for(nfe, steps)
@@ -232,7 +232,7 @@ class Fixed:
         )
 
     def _on_repeated_calls(self, run: Run) -> Plan:
-        """For a sampler that calls the network several times at one time step: each call does what its step does."""
+        """For a sampler with several network calls per time step: each call follows the plan of its step."""
         coarse = frozenset(self.value.coarse)
         guided = [k for k, position in enumerate(run.positions) if self.value.guides(round(position))]
         return replace(
@@ -271,4 +271,4 @@ def guide_maker(choice: Choice) -> GuideMaker:
         return choice
     if isinstance(choice, Planner):
         return Planned(choice)
-    raise PlanError(f"it takes a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)")
+    raise PlanError(f"expected a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)")

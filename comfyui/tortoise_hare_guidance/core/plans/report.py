@@ -1,5 +1,5 @@
 # A copy of src/thg/plans/report.py, made by comfyui/make_core.py: change it there.
-"""What a run has cost, beside what plain classifier-free guidance would have cost."""
+"""The cost of a run, compared with plain classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Summary:
     steps: denoiser calls of the run. nfe: network evaluations per sample; cfg_nfe: those of plain CFG.
     evaluations: network evaluations per sample at each step. plan: None where no plan was followed.
     seconds: from the start of the run to the end of its last network call so far, as the CPU sees it (a GPU may lag).
-    finished: did the run reach its last step? note: what is worth knowing, in a sentence.
-    finite: False when the network's last output had a NaN or an infinity in it.
-    layout: how the branches are laid out, to be passed on as `thg.enable(pipe, layout=...)`; None if it is not known.
-    learned: what the first guided step told of it, in words; empty where the layout was given.
-    sections: how often the pipeline has set its time steps; plan is that of the last section.
-    caches: block caches inside the network, which saved parts of these evaluations on top.
+    finished: whether the run reached its last step. note: remarks on the run.
+    finite: False if the network's last output contained NaN or infinity.
+    layout: how the branches are laid out, for `thg.enable(pipe, layout=...)`; None if unknown.
+    learned: what the first guided step revealed about it, in words; empty if the layout was given.
+    sections: how often the pipeline set its time steps; plan is that of the last section.
+    caches: block caches inside the network, whose savings are not included in these evaluations.
     estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
-        own evaluations; usually right within a factor of 2. None where nothing can be said.
+        own evaluations; usually right within a factor of 2. None if it cannot be estimated.
     """
 
     pipeline: str
@@ -45,7 +45,7 @@ class Summary:
 
     @property
     def saved(self) -> float:
-        """Share of plain CFG's evaluations that did not run."""
+        """The share of plain CFG's evaluations that was saved."""
         return 1 - self.nfe / self.cfg_nfe if self.cfg_nfe else 0.0
 
     @property
@@ -69,7 +69,7 @@ class Summary:
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
         if self.caches:
-            lines.append(f"with {' and '.join(self.caches)} inside the network: what that saved comes on top")
+            lines.append(f"with {' and '.join(self.caches)} inside the network: its savings come on top")
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)

@@ -1,10 +1,10 @@
 # A copy of src/thg/plans/response.py, made by comfyui/make_core.py: change it there.
 """How the states of a linear solver respond to the network's outputs, and the corrections that follow from it.
 
-A leap ran on predicted guidance; a fresh term then shows what was missing at each of its steps, `amount_k * direction`.
-A linear solver would have turned these amounts into the state `sum_k R[n, k] amount_k * direction` after call n. The
-same states are reached if multiples c_j, c_(j+1), ... of the direction are added to the guidance of the calls that
-follow, one after the other: `R[n, n] c_n = owed_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
+A leap used predicted guidance; a new evaluation shows what was missing at each of its steps, `amount_k * direction`.
+With these amounts, a linear solver would have added `sum_k R[n, k] amount_k * direction` to the state after call n. The
+same states are reached by adding multiples c_j, c_(j+1), ... of the direction to the guidance of the following calls,
+one after the other: `R[n, n] c_n = owed_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
 cancels. A one-step solver needs c_j alone, sum_k W_k amount_k / W_j; a solver with memory a few more, because an output
 acts on several of its states.
 """
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LOUD = 100.0  # far beyond what a network puts out
-LINEAR = 1e-3  # how far a solver may be off what its response says and still count as linear
-NEGLIGIBLE = 0.05  # share of the owed states below which a correction is no longer carried on to later calls
+LOUD = 100.0  # far larger than any network output
+LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
+NEGLIGIBLE = 0.05  # share of the owed states below which no further calls are corrected
 
 
 @dataclass(frozen=True, eq=False)
 class Response:
     """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k.
 
-    scales: what the network sees of the state before each call (1 unless the scheduler scales its input).
+    scales: factor on the state in the network's input at each call (1 unless the scheduler scales the input).
     """
 
     matrix: Array
@@ -36,12 +36,13 @@ class Response:
 
     @classmethod
     def from_final(cls, responses: Sequence[float]) -> Response:
-        """Where W_k alone is known: as if the final state were the next one."""
+        """If only W_k is known: as if the final state were the next one."""
         return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
 
     @classmethod
     def measured(cls, states: Array, scales: Array | None = None) -> Response | str:
-        """From the states after each call (rows) of a solver that started at zero and was given `probe`; or why not."""
+        """From the states after each call (rows) of a solver started at zero with outputs `probe`; or the reason why
+        not."""
         matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
         if silent.any():
             return "adds noise"
@@ -56,21 +57,21 @@ class Response:
         return tuple(self.matrix[-1].tolist())
 
     def part(self, start: int, end: int) -> Response:
-        """Of the calls from `start` to `end` alone."""
+        """The response restricted to the calls from `start` to `end`."""
         scales = None if self.scales is None else self.scales[start:end]
         return Response(self.matrix[start:end, start:end], scales)
 
     def seen(self, first: int, amounts: Array) -> Array:
-        """What the network sees, at the call after them, of these amounts missing at the calls from `first` on.
+        """The effect on the network's next input of these amounts missing at the calls from `first` on.
 
-        amounts: a row for each call, a column for each direction that is missing.
+        amounts: a row for each call, a column for each missing direction.
         """
         j = first + len(amounts)
         scale = 1.0 if self.scales is None else self.scales[j]
         return np.asarray(scale * (self.matrix[j - 1, first:j] @ amounts))
 
     def ways(self) -> Array:
-        """How far each call moves the state, as the network sees it, per unit of its output."""
+        """How far each call moves the network's input, per unit of its output."""
         after = 1.0 if self.scales is None else np.append(self.scales[1:], 1.0)
         return np.asarray(np.abs(np.diagonal(self.matrix)) * after)
 
@@ -87,17 +88,17 @@ class Response:
             owed -= np.outer(self.matrix[j:, j + n], c)
             found.append(c)
             if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
-                if abs(final[n]) > 0.1 * abs(own[n]):  # the last one settles the final state
+                if abs(final[n]) > 0.1 * abs(own[n]):  # the last one makes the final state exact
                     found[-1] = c + owed[-1] / final[n]
                 break
         return np.array(found)
 
 
 def probe(count: int) -> Array:
-    """Outputs that tell a solver's response: for each call (row) a unit vector, loud random outputs, and silence.
+    """Outputs that reveal a solver's response: for each call (row) a unit vector, large random values, and zero.
 
-    A solver that clips or thresholds does not answer to the loud ones in proportion; one that draws noise is heard in
-    the silence.
+    A solver that clips or thresholds does not respond linearly to the large values; one that adds noise has a non-zero
+    state for zero outputs.
     """
     loud = LOUD * np.random.default_rng(0).standard_normal((count, 1))
     return np.concatenate([np.eye(count), loud, np.zeros((count, 1))], axis=1)
