@@ -83,10 +83,10 @@ def reference_files(config: BenchConfig) -> ReferenceFiles | None:
             f"references.file = {references.file!r} takes columns of a prompt file; write [prompts] with file"
         )
     wanted = paired_files(config.prompts.file, config.prompts.column, references.file, config.count)
-    paths = {name: references.folder / name for name in wanted}
-    existing = {name for name, path in paths.items() if path.is_file()}
+    path_of = {name: references.folder / name for name in wanted}
+    existing = {name for name, path in path_of.items() if path.is_file()}
     return ReferenceFiles(
-        [paths[name] for name in wanted if name in existing],
+        [path_of[name] for name in wanted if name in existing],
         [name for name in wanted if name not in existing],
         references.folder,
     )
