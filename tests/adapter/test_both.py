@@ -51,7 +51,7 @@ def test_noise_and_caches_are_refused() -> None:
     with deepcache(case):
         case.run(steps=STEPS)
         report = thg.summary(case.pipe)
-    assert "leap_both leaves out whole steps" in report.note
+    assert "leap_both skips whole steps" in report.note
     assert report.nfe == report.cfg_nfe
     case.pipe.scheduler = EulerAncestralDiscreteScheduler()
     with pytest.raises(thg.PlanError, match="adds noise"):

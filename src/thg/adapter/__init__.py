@@ -1,4 +1,4 @@
-"""Taking over the guidance of diffusers pipelines."""
+"""Patches the guidance of diffusers pipelines."""
 
 from thg.adapter.api import disable, enable, enabled, summary
 from thg.adapter.layouts import Batched, Sequential

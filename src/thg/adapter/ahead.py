@@ -1,9 +1,9 @@
-"""Two calls a step with the unconditional one first: the conditional call is made ahead of its time.
+"""Two calls per step with the unconditional one first: the conditional call is made ahead of time.
 
 The unconditional output is e_u = e_c - d, so e_c is needed first. From the second guided step on, the conditional call
-of the step before is repeated for the new sample and time as soon as the unconditional call arrives; when the pipeline
-then makes the call itself, it gets that output. This is right if the conditional arguments stay the same objects from
-step to step. Where they do not, the call is made as it came, and nothing is left out from then on.
+of the previous step is repeated with the new sample and time as soon as the unconditional call arrives; when the
+pipeline then makes the call itself, it gets that output. This is correct if the conditional arguments are the same
+objects from step to step. If they are not, the call is made unchanged, and nothing is skipped from then on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def answer_ahead(section: Section, caller: Caller, call: Call) -> Any:
 
 def _first(section: Section, call: Call) -> Any:
     """The unconditional call of a step."""
-    section.conditional = call  # what awaits its conditional partner
+    section.conditional = call  # waits for its conditional partner
     if section.ahead is None:
         section.output = section.network(call).apart(call)
         section.count(1, instead_of=1)
@@ -77,7 +77,7 @@ def _second(section: Section, first: Call, call: Call) -> Any:
 
 
 def _visit(section: Section, conditional: Call, unconditional: Call) -> None:
-    """Shows the step to a guide that also wants to look around it."""
+    """Passes the step to a guide that also evaluates the network between steps."""
 
     def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
         calls = (conditional, unconditional)
@@ -89,9 +89,9 @@ def _visit(section: Section, conditional: Call, unconditional: Call) -> None:
 
 
 def same_arguments(one: Any, other: Any) -> bool:
-    """Are these the same objects, down to the entries of lists, tuples and dicts? Never waits for a device.
+    """Are these the same objects, including the entries of lists, tuples and dicts? Never waits for a device.
 
-    The same part of one tensor counts as the same object.
+    Equal views of one tensor count as the same object.
     """
     if one is other:
         return True

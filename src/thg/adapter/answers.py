@@ -1,8 +1,8 @@
-"""How a network call of a guided step is answered: the one place where branches are run, predicted and put together.
+"""Answers the network calls of guided steps: branches are run, predicted and joined here.
 
-At each step the guide decides whether the unconditional branch runs. If it does not, the conditional branch alone is
-evaluated and the unconditional output is put in its place as e_u = e_c - d, with the predicted term d: the pipeline's
-own guidance formula then does the rest.
+At each step the guide decides whether the unconditional branch runs. If not, only the conditional branch is evaluated,
+and the unconditional output is e_u = e_c - d with the predicted term d; the pipeline's own guidance formula is applied
+to it as usual.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NOTHING = nullcontext()
 def answer_batched(
     section: Section, layout: Batched, caller: Caller, call: Call, leap: AbstractContextManager[None] = NOTHING
 ) -> Any:
-    """A call that holds all branches of a step, or one branch where guidance is off. leap: entered around a leap."""
+    """A call with all branches of a step, or with one branch if guidance is off. leap: a context entered around a
+    leap."""
     if call.context in EXTRA:
         return section.network(call).apart(call)
     branches = layout.branches_of(caller.pipe)
@@ -62,7 +63,7 @@ def answer_batched(
 
 
 def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Sequence[int]) -> Any:
-    """All branches run, and the guide sees the fresh term."""
+    """Runs all branches and passes the new term to the guide."""
 
     def read(output: Any) -> tuple[list[Term], Term]:
         parts = rows.branch_terms(output, n)
@@ -95,7 +96,7 @@ def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
 
 
 def _predicted_conditional(section: Section, step: int) -> Term | None:
-    """What stands in for the conditional branch, with the types of the network's outputs; None: it runs."""
+    """The predicted conditional branch, with the types of the network's outputs; None if it must run."""
     guide = section.guide
     own = guide.conditional(step) if isinstance(guide, PredictsConditional) else None
     if own is None:
@@ -105,7 +106,7 @@ def _predicted_conditional(section: Section, step: int) -> Term | None:
 
 
 def _filled(template: Any, parts: Sequence[Term], cond: int, predicted: Sequence[int], term: Term | None) -> Any:
-    """The output with the predicted branches put in place: e_u = e_c - d."""
+    """The output with the predicted branches inserted: e_u = e_c - d."""
     parts, share = list(parts), len(parts[cond])
     for place, k in enumerate(predicted):
         own = None if term is None else term[place * share : (place + 1) * share]
@@ -129,7 +130,7 @@ def answer_sequential(section: Section, layout: Sequential, caller: Caller, call
     if not second:
         section.next_step(caller, call)
         section.conditional = call.kept()
-        guided = section.guided_at == section.step - 1  # most likely: a call of the other branch tells, and comes later
+        guided = section.guided_at == section.step - 1  # assumed: the other branch is called later
         if guided and (own := _predicted_conditional(section, section.step)) is not None:
             section.count(0, instead_of=1)
             section.output = rows.assemble(section.template, [own])
@@ -144,7 +145,7 @@ def answer_sequential(section: Section, layout: Sequential, caller: Caller, call
 
 
 def _second(section: Section, call: Call) -> Any:
-    """The unconditional branch of the step under way."""
+    """The unconditional branch of the current step."""
     first, output = section.conditional, section.output
     assert first is not None
     section.conditional = section.output = None
@@ -178,5 +179,5 @@ def answer_control(section: Section, layout: Batched, caller: Caller, call: Call
         return call()
     branches = layout.branches_of(caller.pipe)
     keep = [k for k, name in enumerate(branches) if name not in layout.predicted]
-    # what stands in the rows of the predicted branches is never read: the denoiser leaves them out, too
+    # the rows of the predicted branches are never read: the denoiser skips them as well
     return rows.expand_rows(call.keeping(keep, of=len(branches))(), len(branches), keep)

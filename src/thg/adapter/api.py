@@ -1,4 +1,4 @@
-"""enable, disable, enabled, summary: the one line on a pipeline, and its undoing."""
+"""enable, disable, enabled and summary, for diffusers pipelines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from thg.plans.report import Summary, combined
 
 
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> None:
-    """Makes a pipeline skip the unconditional evaluations that a plan leaves out, from its next run on.
+    """Makes a pipeline skip unconditional evaluations according to a plan, from its next run on.
 
     plan: a `Plan`, a planner such as `thg.within(0.01)`, `thg.tapered(0.65)` or one of a profile, or the name of a
-        preset. Without one, `thg.within(0.01)`: the evaluations that keep the result within about 1 % of plain CFG's.
-    layout: how the pipeline lays out its branches (`thg.Batched()`, `thg.Sequential()`). Without it, thg learns that
-        from the first guided step; `thg.summary(pipe).layout` is what it found.
+        preset. Default: `thg.within(0.01)`, which keeps the result within about 1 % of plain CFG's.
+    layout: how the pipeline lays out its branches (`thg.Batched()`, `thg.Sequential()`). By default it is inferred
+        from the first guided step; `thg.summary(pipe).layout` is the result.
 
     Enabling again replaces the plan.
     """
@@ -37,7 +37,7 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
 
 def disable(pipe: Any) -> None:
-    """Undoes `enable`: the pipeline is what it was. Harmless on a pipeline that is not enabled."""
+    """Undoes `enable` and restores the pipeline. Does nothing on a pipeline that is not enabled."""
     takeover = takeover_of(pipe)
     if takeover is not None:
         takeover.undo(pipe)
@@ -48,7 +48,7 @@ def disable(pipe: Any) -> None:
 
 @contextmanager
 def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Iterator[Any]:
-    """`enable` for the length of a block; undone also when the block raises."""
+    """`enable` within a block; undone also when the block raises."""
     enable(pipe, plan, layout=layout)
     try:
         yield pipe
@@ -57,7 +57,7 @@ def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | No
 
 
 def summary(pipe: Any) -> Summary:
-    """What the last run of an enabled pipeline has cost."""
+    """The cost of the last run of an enabled pipeline."""
     takeover = takeover_of(pipe)
     if takeover is not None:
         return takeover.summary()
@@ -67,7 +67,7 @@ def summary(pipe: Any) -> Summary:
     return combined(type(pipe).__name__, parts)
 
 
-# -- what a pipeline consists of
+# -- the layout and parts of a pipeline
 
 
 def _layout(pipe: Any) -> Batched | Sequential | Delegates | None:

@@ -1,4 +1,4 @@
-"""One call of a network: what it was given, and the same call for other samples or for fewer branches."""
+"""One call of a network: its arguments, and the same call for other samples or fewer branches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 class Call:
     """A call of a network that has not run yet. `call()` runs it.
 
-    role: what the pipeline uses the network for: "denoiser", "unconditional" or "control". name: of that component.
-    context: the cache context that the pipeline has entered around it.
+    role: the network's role in the pipeline: "denoiser", "unconditional" or "control". name: of that component.
+    context: the pipeline's current cache context.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def module(self) -> Any:
-        """The network as an object."""
+        """The network."""
         return self.network.args[0]
 
     @property
@@ -56,11 +56,11 @@ class Call:
         return self._with(*rows.with_sample(self.args, self.kwargs, sample, time))
 
     def keeping(self, branches: Sequence[int], of: int) -> Call:
-        """The same call with some of its branches alone."""
+        """The same call with only some of its branches."""
         return self._with(*rows.cut(self.args, self.kwargs, self.rows, of, branches))
 
     def kept(self) -> Call:
-        """The same call, to be made again later."""
+        """A copy of the call that can be made again later."""
         args, kwargs = rows.own_lists(self.args, self.kwargs)
         return self._with(tuple(args), kwargs)
 

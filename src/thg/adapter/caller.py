@@ -1,7 +1,7 @@
-"""What a pipeline has decided in its running call.
+"""The state of a pipeline's running call.
 
-Many pipelines keep the decision for guidance, the time steps that they run over and the step under way in local
-variables. They are read off the frames of the call stack that belong to the pipeline.
+Many pipelines keep the decision for guidance, their time steps and the current step in local variables. These are read
+from the pipeline's frames on the call stack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
 
 
 class Caller:
-    """The frames of a running pipeline, innermost first. Holds frames: keep it no longer than the call."""
+    """The frames of a running pipeline, innermost first. It holds frames: do not keep it longer than the call."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
@@ -33,11 +33,11 @@ class Caller:
         return None
 
     def guidance_is_on(self) -> bool | None:
-        """Has the pipeline decided for classifier-free guidance, as of now? None if it does not tell."""
+        """Is classifier-free guidance on at the moment? None if the pipeline does not say."""
         applies = self.local("apply_cfg")  # guidance within an interval of the time steps
         if applies is not None:
             return bool(applies)
-        # a subclass with a loop of its own may have the property without the attributes that it is made of
+        # a subclass with its own loop may have the property without the attributes that it reads
         decided = getattr(self.pipe, "do_classifier_free_guidance", None)
         if decided is None:
             decided = self.local("do_classifier_free_guidance", "do_cfg")
@@ -47,7 +47,7 @@ class Caller:
         return None if scale is None else bool(scale > 1.0)
 
     def guidance_scale(self) -> float | None:
-        """w, where it is one number."""
+        """w, if it is a single number."""
         scale = self.local("true_cfg_scale")
         if scale is None:
             scale = getattr(self.pipe, "_guidance_scale", None)
@@ -56,16 +56,16 @@ class Caller:
         return float(scale) if isinstance(scale, int | float) else None
 
     def noise_argument(self) -> str:
-        """The argument by which this call makes its scheduler add noise, or nothing."""
+        """The argument by which this call makes its scheduler add noise; empty if none."""
         given = self.local("extra_step_kwargs")
         return next((name for name in NOISE_ARGUMENTS if isinstance(given, dict) and given.get(name)), "")
 
     def timesteps(self) -> Any:
-        """What the pipeline's loop runs over, or None where it has not got that far."""
+        """The time steps of the pipeline's loop, or None before they are set."""
         return self.local("step_matrix", "timesteps", "timesteps_tensor", "prior_timesteps_tensor")
 
     def loop_time(self) -> Any:
-        """The object that the pipeline's loop over the time steps has in hand: another one at each step."""
+        """The loop variable of the pipeline's loop over the time steps: another object at each step."""
         time = self.local("t")
         return time if isinstance(time, Tensor | float | int) else None
 

@@ -1,8 +1,8 @@
-"""Subclasses made on the fly: an object keeps its identity, its name and its attributes, and calls go through thg.
+"""Subclasses created at run time: an object keeps its identity, name and attributes, and its calls go through thg.
 
-Hooks would be the usual way, but those of diffusers and accelerate replace `forward` and lose what was put on after
-them; a subclass that overrides `__call__` survives `.to`, offload hooks and torch.compile, and leaves no state on the
-object. A copy, a pickle or a saved file of such an object is of the original class.
+Hooks would be the usual way, but those of diffusers and accelerate replace `forward` and lose patches that were applied
+later; a subclass that overrides `__call__` works with `.to`, offload hooks and torch.compile, and leaves no state on
+the object. A copy, a pickle or a saved file of such an object has the original class.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _subclasses: dict[type, type] = {}
 
 
 def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> None:
-    """Gives an object a subclass of its class that has these members; nothing changes if it has one already.
+    """Gives an object a subclass of its class with these members; does nothing if it already has one.
 
-    shared: objects of one class share the subclass, so that compiled code holds for all of them.
+    shared: objects of one class share the subclass, so that compiled code is valid for all of them.
     """
     cls = type(value)
     if hasattr(cls, _ORIGINAL):
@@ -41,23 +41,23 @@ def restore(value: Any) -> None:
     elif original is not type(value):
         raise THGError(
             f"{type(value).__name__} was put on top of the class that thg gave to this {original.__name__} (as "
-            "fully_shard does). It runs plain from now on, but its class cannot be given back; undo what came after "
-            "thg.enable first, or call thg.enable after it"
+            "fully_shard does). It runs without thg from now on, but its class cannot be restored; undo what came "
+            "after thg.enable first, or call thg.enable after it"
         )
 
 
 def original_class(value: Any) -> Any:
-    """The class of an object, whether or not it is a substituted one."""
+    """The original class of an object, whether or not it was substituted."""
     return getattr(type(value), _ORIGINAL, type(value))
 
 
 def _reduce_ex(self: Any, protocol: Any) -> Any:
-    """What copy and pickle take the object for: an instance of the original class."""
+    """Copy and pickle treat the object as an instance of the original class."""
     original = original_class(self)
     reduced = original.__reduce_ex__(self, protocol)
     if isinstance(reduced, str):
         return reduced
     function, arguments, *state = reduced
-    if getattr(function, "__name__", "") == "__newobj__":  # pickle insists that this one makes the object's own class
+    if getattr(function, "__name__", "") == "__newobj__":  # pickle requires that this one makes the object's own class
         return (copyreg._reconstructor, (original, object, None), *state)  # type: ignore[attr-defined]
     return (original if function is type(self) else function, arguments, *state)

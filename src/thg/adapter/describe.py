@@ -1,4 +1,4 @@
-"""What a guide wants to know of a run, read off the scheduler that it will step with."""
+"""The description of a run for guides, from its scheduler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from thg.plans.guide import Run
 
 
 def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> Run:
-    """A run over these time steps of a scheduler. Waits for the device once, and nothing else in a run does.
+    """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
-    obstacle: why the scheduler's response says nothing about the run, if it does not. first: the time of the run's
-    first call; it may begin later than the time steps.
+    obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
+    may begin later than the time steps.
     """
     scheduler, calls = host_copy(scheduler, timesteps, first)
     times = [float(t) for t in calls]
@@ -46,7 +46,7 @@ def known_run(scheduler: Any, steps: int) -> Run:
 
 
 def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The log-SNR at these times, if the scheduler tells."""
+    """The log-SNR at these times, if the scheduler has it."""
     try:
         levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
         return tuple(levels[time] for time in times)

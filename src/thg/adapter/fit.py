@@ -1,8 +1,8 @@
-"""Which combination of the branches' outputs has reached the scheduler? Least squares on the tensors' own device.
+"""Which combination of the branches' outputs was passed to the scheduler? Least squares on the tensors' own device.
 
-With P what was passed to `scheduler.step` and E_1 ... E_n the outputs of the branches, find P = s * sum_k a_k E_k with
-shares a_k that add up to 1: plain CFG is s = 1 and the shares 1 - w and w; a rescaled formula has another s. Nothing
-here makes the host wait: results are tensors, and `Fit` reads them once they are on the host.
+With P the input of `scheduler.step` and E_1 ... E_n the outputs of the branches, find P = s * sum_k a_k E_k with shares
+a_k that sum to 1: plain CFG is s = 1 and the shares 1 - w and w; a rescaled formula has another s. Nothing here makes
+the host wait: results are tensors, and `Fit` reads them once they are on the host.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-4  # relative error that the arithmetic between network and scheduler may leave in float32
-DEPENDENT = 1e-4  # a column adds nothing to those before it if less than this share of it is new
+ROUNDING = 1e-4  # relative error that float32 arithmetic between network and scheduler may cause
+DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it is new
 
 
 @dataclass(frozen=True)
 class Fit:
     """The numbers of one fit.
 
-    error: the part of P that is not explained, in units of what rounding explains; below 1 is a fit.
-    scale: s. spread: standard deviation of the shares from row to row, summed over the branches.
-    doubt: the standard error of the shares that rounding causes; infinite if the branches are equal. shares: a_k.
+    error: the residual of P relative to what rounding can cause; below 1 is a fit.
+    scale: s. spread: standard deviation of the shares over the rows, summed over the branches.
+    doubt: the standard error of the shares due to rounding; infinite if the branches are equal. shares: a_k.
     """
 
     error: float
@@ -40,10 +40,10 @@ class Fit:
 
 
 def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = None) -> Tensor:
-    """The numbers of a `Fit`. All tensors are (rows, elements), and each row has coefficients of its own.
+    """The numbers of a `Fit`. All tensors are (rows, elements), and each row has its own coefficients.
 
-    sample: P may also hold a multiple of it (a conversion between prediction types before the step).
-    Means over the rows are weighted by how much guidance has moved them.
+    sample: P may also contain a multiple of it (a conversion between prediction types before the step).
+    Means over the rows are weighted by the effect of guidance on them.
     """
     target, first, *others = (_at_least_float32(value) for value in (passed, *branches))
     differences = [other - first for other in others]
@@ -64,7 +64,7 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
 
 
 def passed_on(output: Tensor, passed: Tensor) -> Tensor:
-    """The numbers of a `Fit` of one branch: P is the output itself, with either sign."""
+    """The numbers of a `Fit` for one branch: P is the output itself, with either sign."""
     output, target = _at_least_float32(output), _at_least_float32(passed)
     left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
     error = left / _nonzero(ROUNDING * target.norm())
@@ -73,10 +73,10 @@ def passed_on(output: Tensor, passed: Tensor) -> Tensor:
 
 
 def combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
-    """The numbers of a `Fit` of two branches, where P has the numbers of the combination in some other order.
+    """The numbers of a `Fit` for two branches if P is a permutation of the combination.
 
-    Their order does not change a norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
-    candidates for w, each with either sign. The sorted numbers tell which one it is.
+    A permutation does not change the norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
+    candidates for w, each with either sign. Comparing sorted values decides between them.
     """
     target, first, second = (_at_least_float32(value).flatten() for value in (passed, *branches))
     difference = second - first

@@ -2,8 +2,8 @@
 
     pipe.update_components(guider=thg.TortoiseHareGuidance(7.5, nfe=0.65, scheduler=pipe.scheduler))
 
-It decides through `num_conditions` whether the unconditional batch is prepared at a step; where it is not, `forward`
-predicts the unconditional output from the conditional one.
+`num_conditions` decides whether the unconditional batch is prepared at a step; if not, `forward` predicts the
+unconditional output from the conditional one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
     guidance_scale, guidance_rescale, use_original_formulation, start, stop, enabled: as in `ClassifierFreeGuidance`.
     nfe, hare_order: the grid of `thg.tapered` with this share (or number) of CFG's evaluations.
     plan: instead of them a `thg.Plan`, its dictionary, or the name of a preset.
-    scheduler: that of the pipeline, for the corrector, which needs to know it; a guider is told of none. It is not a
+    scheduler: the pipeline's scheduler, which the corrector needs; diffusers does not pass it to guiders. It is not
         part of the guider's configuration.
     """
 
@@ -68,7 +68,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         self._evaluates = not self._is_cfg_enabled() or self._guide.evaluates(step)
 
     def _described(self, steps: int) -> Run:
-        """What is known of a run of these steps; the last ones of the scheduler, as image to image runs them."""
+        """The description of a run with this number of steps: the last ones of the scheduler, as in image to image."""
         timesteps = getattr(self._scheduler, "timesteps", ())
         if len(timesteps) < steps:
             return Run.of(steps, self.guidance_scale)

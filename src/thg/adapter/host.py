@@ -1,4 +1,4 @@
-"""A scheduler as the host sees it: a copy with all its tensors on the CPU, fetched with at most one wait."""
+"""A copy of a scheduler with all its tensors on the CPU, fetched with at most one wait."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, list[Tensor]]:
     """A copy of a scheduler on the CPU, and the time of each call of a run as a tensor without dimensions.
 
-    timesteps: those of the run, which may be a part of the scheduler's own. first: the time of the first call, where a
-    pipeline that leaves out the first steps may begin.
+    timesteps: those of the run, which may be a part of the scheduler's own. first: the time of the first call, if the
+    pipeline skips the first steps.
     """
     clone = copy.copy(scheduler)
     methods = {name for name in vars(scheduler) if callable(getattr(type(scheduler), name, None))}  # wrapped by others
@@ -30,21 +30,21 @@ def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, l
 
 
 def _is_latents(value: Any) -> bool:
-    """What an earlier run has left behind; a run begins without it."""
+    """State of an earlier run, which a new run does not use."""
     return isinstance(value, Tensor) and value.ndim > 1
 
 
 def _own(value: Any) -> Any:
-    """Schedulers write into their lists and tensors."""
+    """A copy: schedulers modify their lists and tensors in place."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return [None if _is_latents(item) else item for item in value] if isinstance(value, list) else value
 
 
 def _fetch(state: dict[str, Any]) -> dict[str, Any]:
-    """The same on the CPU, with tensors and lists of its own: those of a device in a single transfer.
+    """A copy of the state on the CPU; tensors on a device are fetched in a single transfer.
 
-    Whole numbers up to 2^24 stay exact.
+    Integers up to 2^24 stay exact.
     """
     remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
     fetched = {name: _own(value) for name, value in state.items() if name not in remote}

@@ -1,4 +1,4 @@
-"""Which network is this? So that a profile is not used on a model of another kind."""
+"""A fingerprint of a network, so that a profile is not used on another model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from thg.adapter.classes import original_class
 from thg.adapter.layouts import DENOISERS
 
-_ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters of what users load on top of a network
+_ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters that users load on top of a network
 
 _fingerprints: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -20,8 +20,8 @@ _fingerprints: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKey
 def fingerprint(pipe: Any) -> str:
     """Class and architecture of the network that a pipeline denoises with: "UNet2DConditionModel:1f3a9c20".
 
-    The architecture is that of its parameters, by name and shape: compiled, quantised, adapted or fine-tuned, a network
-    keeps it, and its guidance behaves alike. Empty where the pipeline has no network under a usual name.
+    The architecture is given by the names and shapes of the parameters: it stays the same when a network is compiled,
+    quantised, adapted or fine-tuned. Empty if the pipeline has no network under a usual name.
     """
     for name in DENOISERS:
         network: Any = getattr(pipe, name, None)

@@ -1,9 +1,9 @@
 """How a pipeline lays out its guidance branches.
 
 `Batched` pipelines send all branches through the network in one call, stacked along the batch; `Sequential` ones call
-it once per branch. Which of them a pipeline is, its first guided step tells (`learn`). The names in this file are
-exceptions, each with its reason: pipelines whose steps cannot be explained by their outputs, `Delegates` that run other
-pipelines, and what is `Refused` because it has no guidance that could be left out.
+it once per branch. This is inferred from the first guided step (`learn`). The names in this file are exceptions, each
+with its reason: pipelines whose step is not a combination of their outputs, `Delegates` that run other pipelines, and
+those that are `Refused` because they have no guidance to skip.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from thg.adapter.classes import original_class
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
-"""The names under which pipelines have their denoising network."""
+"""The usual names of the denoising network in pipelines."""
 
 
 @dataclass(frozen=True)
 class Batched:
     """All branches in one call.
 
-    branches: their order along the batch. predicted: those that a leap leaves out.
-    explained: their outputs combine to what reaches the scheduler, so that this can be checked.
+    branches: their order along the batch. predicted: those that a leap skips.
+    explained: whether the input of the scheduler is a combination of their outputs, so that it can be checked.
     """
 
     branches: tuple[str, ...] = ("uncond", "cond")
@@ -38,16 +38,16 @@ class Batched:
 
     @contextmanager
     def without_predicted(self, pipe: Any) -> Iterator[None]:
-        """Around a call of the network that leaves the predicted branches out."""
+        """A context for a network call without the predicted branches."""
         yield
 
 
 @dataclass(frozen=True)
 class Perturbed(Batched):
-    """Perturbed-attention guidance: a third branch, whose attention processors depend on what is in the batch."""
+    """Perturbed-attention guidance: a third branch, whose attention processors depend on the branches in the batch."""
 
     branches: tuple[str, ...] = ("uncond", "cond", "perturbed")
-    explained: bool = False  # its third branch is not always there
+    explained: bool = False  # the third branch is optional
 
     def branches_of(self, pipe: Any) -> tuple[str, ...]:
         return self.branches if pipe.do_perturbed_attention_guidance else self.branches[:2]
@@ -69,7 +69,7 @@ class Perturbed(Batched):
 class Sequential:
     """One call per branch.
 
-    branches: their order. unconditional: a network that serves the unconditional branch alone, if there is one.
+    branches: their order. unconditional: a separate network for the unconditional branch, if there is one.
     rescales: the pipeline multiplies the network's output by a factor that changes from step to step.
     """
 
@@ -82,14 +82,14 @@ class Sequential:
 
 @dataclass(frozen=True)
 class Delegates:
-    """Runs other pipelines; the named attributes are those whose guidance is worth skipping."""
+    """Runs other pipelines; the named attributes are those whose guidance is accelerated."""
 
     parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Cannot be supported; says why."""
+    """Not supported, with the reason."""
 
     why: str
 
@@ -106,8 +106,8 @@ def _register(layout: Layout, names: str) -> None:
 
 # Guidance that is not a combination of its two outputs: adaptive projected guidance with a momentum.
 _register(Batched(branches=("cond", "uncond"), explained=False), "AceStepPipeline")
-# What reaches the scheduler is not made of the outputs of one step alone: tokens of reference pictures among them,
-# frames that are given, a step in the space of the denoised sample, or no scheduler at all.
+# The scheduler's input is not a combination of the outputs of one step: it includes tokens of reference pictures or
+# given frames, the step is made in the space of the denoised sample, or there is no scheduler.
 _register(Batched(explained=False), "LTX2InContextPipeline")
 _register(Sequential(explained=False), "CosmosTextToWorldPipeline CosmosVideoToWorldPipeline LongCatAudioDiTPipeline")
 _register(Sequential(rescales=True, explained=False), "Cosmos2VideoToWorldPipeline")
@@ -119,7 +119,7 @@ _register(
     SkyReelsV2DiffusionForcingVideoToVideoPipeline
     """,
 )
-# The first run shall know already that the corrector does not fit.
+# So that the corrector is already off in the first run.
 _register(Sequential(rescales=True), "Cosmos2TextToImagePipeline")
 # With random weights, as in tests, the prompt has no effect on these: both branches give the same output.
 _register(
@@ -134,7 +134,7 @@ _register(
     """,
 )
 
-# The prior of Kandinsky costs little beside its decoder; it can be enabled by itself: thg.enable(pipe.prior_pipe).
+# Kandinsky's prior costs little compared with its decoder; it can be enabled separately: thg.enable(pipe.prior_pipe).
 _register(
     Delegates(("decoder_pipe",)),
     """
@@ -204,7 +204,7 @@ _register(
 
 
 def layout_of(pipe: Any) -> Layout | None:
-    """The layout of a pipeline by name or by what it says of itself; None if it is to be learned."""
+    """The layout of a pipeline, by its class; None if it has to be inferred."""
     cls = original_class(pipe)
     for base in cls.__mro__:
         layout = _LAYOUTS.get(base.__name__)
@@ -214,5 +214,5 @@ def layout_of(pipe: Any) -> Layout | None:
 
 
 def known_layouts() -> dict[str, Layout]:
-    """Each pipeline class of diffusers that thg knows of, with its layout (for the documentation)."""
+    """The pipeline classes of diffusers in this table, with their layouts (for the documentation)."""
     return dict(_LAYOUTS)

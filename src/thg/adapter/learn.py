@@ -1,9 +1,10 @@
-"""The layout of a pipeline, learned from what it did in one guided step.
+"""Infers the layout of a pipeline from one guided step.
 
-Between two calls of `scheduler.step` a pipeline calls its network for all branches; then it passes P, made of the
-outputs, to the scheduler. Each reading of these calls as branches (halves of one call, two calls, ...) is tried: the
-branches must combine to P (`fit`), and the coefficients tell the conditional one and w. All readings are computed on
-the device and read in one go, the only time that the host waits. What no reading explains is said, not guessed.
+Between two calls of `scheduler.step` a pipeline calls its network for all branches; then it passes P, computed from the
+outputs, to the scheduler. Every interpretation of these calls as branches (halves of one call, two calls, ...) is
+tried: the branches must combine to P (`fit`), and the coefficients identify the conditional branch and w. All fits are
+computed on the device and read together, the only time that the host waits. If no interpretation fits, the reason is
+reported.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from thg.adapter.fit import Fit
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.readings import MOST_BRANCHES, Branches, Outputs, Reading, read
 
-SURE = 0.02  # what a share must differ by from 0 and 1 to count
-UNEQUAL = 0.1  # vectors of one sample must agree on the shares up to this, relative to the largest
+SURE = 0.02  # least difference of a share from 0 and 1
+UNEQUAL = 0.1  # allowed spread of the shares over the vectors of one sample, relative to the largest share
 
 
 @dataclass(frozen=True)
 class Learned:
-    """layout: how the branches are laid out. w: the guidance scale of the step. words: the same for people.
+    """layout: how the branches are laid out. w: the guidance scale of the step. words: a description.
 
-    number: of the reading that explains the step, to check later steps by. place: of the call that holds the (first)
-    branches, among the calls of its network in the step.
+    number: index of the reading that fits, to check later steps. place: index of the call with the (first) branches
+    among the calls of its network in the step.
     """
 
     layout: Batched | Sequential
@@ -41,10 +42,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class Unclear:
-    """Why a step has not told the layout.
+    """Why the layout could not be inferred from a step.
 
-    again: another run may. same_output: its branches are equal. unguided: there is one branch in this step.
-    shapeless: no network output has a shape that could have become what was passed on.
+    again: another run may succeed. same_output: the branches are equal. unguided: the step has one branch.
+    shapeless: no network output has a shape that fits the scheduler's input.
     """
 
     why: str
@@ -55,7 +56,7 @@ class Unclear:
 
 
 def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
-    """The layout from the calls of one step, what it passed to the scheduler, and the sample of that step."""
+    """The layout from the calls of one step, its input to the scheduler, and the sample of that step."""
     readings = list(read(calls, passed, sample))
     if not readings:
         why = f"no guidance in this step ({_seen(calls, passed)})"
@@ -82,7 +83,7 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
 
 
 def unexplained(learned: Learned, calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Tensor | None:
-    """How much of a later step the same reading leaves, in units of rounding; on the device. None if it has changed."""
+    """The residual of the same reading at a later step, relative to rounding; on the device. None if it has changed."""
     reading = next(itertools.islice(read(calls, passed, sample), learned.number, None), None)
     return None if reading is None else reading.measure()[0]
 
@@ -92,7 +93,7 @@ def _place(call: Outputs, calls: Sequence[Outputs]) -> int:
 
 
 def _conclude(reading: Reading, found: Fit) -> Learned | Unclear | None:
-    """What the numbers of a reading say; None if this is not how P was made."""
+    """The conclusion from a fit; None if the reading does not fit."""
     if not found.error < 1:
         return None
     if reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares)):
@@ -122,7 +123,7 @@ def _conclude(reading: Reading, found: Fit) -> Learned | Unclear | None:
 
 
 def _batched(branches: Branches, shares: tuple[float, ...], cond: int, words: str) -> Learned | Unclear:
-    n = branches.stacked  # further calls run as they are
+    n = branches.stacked  # further calls are not changed
     if cond >= n:
         return Unclear("its conditional branch runs in a call of its own, after those that it is guided by")
     names = ["uncond" if n == 2 else f"branch {k + 1}" for k in range(n)]

@@ -1,8 +1,8 @@
-"""What is known of the layout of a pipeline class, and what a run adds to that.
+"""The inferred layouts of pipeline classes, and their check in each run.
 
-A `Lesson` belongs to one enabled pipeline. At the first guided step of a run it learns the layout, or checks the one
-that is known: the first time with one wait of the host, later by the shapes alone. Whatever it cannot explain, it says;
-the run then goes on as plain CFG.
+A `Lesson` belongs to one enabled pipeline. At the first guided step of a run it infers the layout, or checks the known
+one: the first time with one wait of the host, later by the shapes alone. If a step cannot be explained, the reason is
+reported, and the run continues as plain CFG.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from thg.errors import UnsupportedPipelineError
 
 @dataclass(frozen=True)
 class Known:
-    """What an earlier run has shown.
+    """The result of an earlier run.
 
-    ratio: numbers that reach the scheduler, per number that the network returns. telling: whether another ratio means a
-    step without guidance; not so where the scheduler gets the rows of all branches.
+    ratio: elements passed to the scheduler, per element that the network returns. telling: whether another ratio means
+    a step without guidance; False if the scheduler gets the rows of all branches.
     """
 
     learned: Learned
@@ -36,50 +36,52 @@ class Known:
     telling: bool
 
 
-SLACK = 30  # what later steps may leave: the smaller the noise, the larger the rounding of some formulas
+SLACK = 30  # allowed residual of later steps: some formulas round more at low noise
 _known_by_class: dict[type, Known] = {}
 
 
 def forget() -> None:
-    """Forgets all that was learned in this process."""
+    """Discards all layouts inferred in this process."""
     _known_by_class.clear()
 
 
 class Lesson:
-    """layout: as given by name or by the user; None if it is to be learned. cls: the pipeline's class."""
+    """layout: given by name or by the user; None if it has to be inferred. cls: the pipeline's class."""
 
     def __init__(self, cls: type, layout: Batched | Sequential | None) -> None:
         self.cls = cls
         self.given = self.layout = layout
-        self.refusal = ""  # why this pipeline runs as plain CFG for good
+        self.refusal = ""  # why this pipeline always runs as plain CFG
         self._proven = False  # the given layout was checked, or cannot be
         self._has_leapt = False
-        self._has_guider = False  # an object that may combine the branches anew at each step
-        self._unguided: object = None  # the shapes of a step without guidance, in the run under way
-        self.unseen = ""  # what such a step looked like, if its shapes fit nothing
-        self._guarded: Learned | None = None  # by what the steps of the run under way are checked: its first one
-        self._errors: list[Tensor] = []  # what they leave unexplained; on the device until somebody asks
+        self._has_guider = False  # an object that may combine the branches differently at each step
+        self._unguided: object = None  # the shapes of a step without guidance in the current run
+        self.unseen = ""  # description of such a step, if its shapes do not fit
+        self._guarded: Learned | None = (
+            None  # the result of the first step, against which later steps of the current run are checked
+        )
+        self._errors: list[Tensor] = []  # their residuals; on the device until they are read
 
     def begin(self) -> None:
-        """A new run. What the one before has shown counts from now on."""
+        """Starts a new run; the checks of the previous one take effect."""
         self.complaint()
         self._unguided = self._guarded = None
         self._errors, self.unseen = [], ""
 
     @property
     def guards(self) -> bool:
-        """Are further steps of this run to be checked?"""
+        """Whether further steps of this run have to be checked."""
         return self._guarded is not None
 
     def check(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
-        """Checks a further step of the run that was learned from. Nothing waits for the device."""
+        """Checks a later step of the run whose layout was inferred. Does not wait for the device."""
         assert self._guarded is not None
         error = unexplained(self._guarded, outputs_of(seen), passed, sample if isinstance(sample, Tensor) else None)
         if error is not None:
             self._errors.append(error)
 
     def complaint(self) -> str:
-        """What the further steps of the run have shown to be wrong; waits for the device."""
+        """What was wrong with later steps of the run, if anything; waits for the device."""
         if self._errors:
             errors = torch.stack(self._errors).tolist()
             self._errors = []
@@ -92,32 +94,32 @@ class Lesson:
         return self.refusal
 
     def refresh(self, pipe: Any) -> None:
-        """Finds the layout for the networks that the pipeline has now."""
+        """Finds the layout for the pipeline's current networks."""
         known = _known_by_class.get(self.cls)
         self._has_guider = getattr(pipe, "guider", None) is not None
         self.layout = self.given or (_with_twins(pipe, known.learned.layout) if known is not None else None)
 
     @property
     def shapes_tell(self) -> bool:
-        """Do the shapes of a step tell whether it is guided?"""
+        """Whether the shapes of a step show if it is guided."""
         known = _known_by_class.get(self.cls)
         return self.given is None and (known is None or known.telling)
 
     @property
     def place(self) -> int:
-        """Of the call with all branches, among the calls of its network in a step."""
+        """Index of the call with all branches among the calls of its network in a step."""
         known = _known_by_class.get(self.cls)
         return known.learned.place if known is not None and self.given is None else 0
 
     @property
     def words(self) -> str:
-        """What was learned, for people."""
+        """A description of the inferred layout."""
         known = _known_by_class.get(self.cls)
         return known.learned.words if known is not None and self.given is None else ""
 
     @contextmanager
     def first_leap(self) -> Iterator[None]:
-        """Around a call with a part of the branches: the first one shows whether the network can do that."""
+        """A context for calls with a part of the branches; the first one shows whether the network supports that."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -130,9 +132,9 @@ class Lesson:
         self._has_leapt = True
 
     def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
-        """Learns from a guided step, or checks it against what is known.
+        """Infers the layout from a guided step, or checks the step against the known one.
 
-        Returns why the run must not leap, nothing ("") if it may, and None if there is no guidance in this step.
+        Returns why the run must not leap, "" if it may, and None if there is no guidance in this step.
         """
         calls = outputs_of(seen)
         known = _known_by_class.get(self.cls)
@@ -142,7 +144,7 @@ class Lesson:
                 return _mixed(seen, layout)
             if isinstance(layout, Batched) and ratio == known.ratio * len(layout.branches):
                 return None
-            del _known_by_class[self.cls]  # other options, another layout: learn it again
+            del _known_by_class[self.cls]  # other options, another layout: infer it again
         elif self._proven or (self.given is not None and not self.given.explained):
             return ""
         shapes = (passed.shape, [tensor.shape for call in calls for tensor in call.outputs])
@@ -158,7 +160,7 @@ class Lesson:
 
     def _unclear(self, found: Unclear) -> str:
         if self.given is not None and found.same_output:
-            return ""  # nothing to see: both branches are equal, whatever their order
+            return ""  # nothing to check: both branches are equal
         if not found.again and self.given is None:
             self.refusal = found.why
         return found.why

@@ -1,6 +1,6 @@
-"""Seeing what a pipeline does in a step: the calls of its networks, and what it passes to `scheduler.step`.
+"""Observes a step of a pipeline: the calls of its networks, and the input of `scheduler.step`.
 
-Nothing is changed: the watch passes every call on as it came, and is taken off as soon as nothing is left to see.
+Nothing is changed: every call is passed on, and the observer is removed after the run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from thg.adapter.caches.unknown import suspects
 from thg.adapter.call import Call
 from thg.adapter.readings import Outputs
 
-# Modules that never make a step's output; they are left alone while a layout is learned.
+# Modules that are never the denoiser; they are ignored while a layout is inferred.
 _OTHERS = ("vae", "text_encoder", "image_encoder", "tokenizer", "safety_checker", "feature_extractor", "vocoder")
-# Attention processors that treat each row of a batch by itself: those of diffusers' models.
+# Attention processors that treat each row of a batch separately: those of diffusers' models.
 _ROWWISE = "diffusers.models."
 
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """A network call that has been made. mixed: why its branches may not run one without the other, if so."""
+    """A network call that has been made. mixed: why its branches may not be separable, if so."""
 
     call: Call
     output: Any
@@ -39,7 +39,7 @@ class SeenCall:
         return Outputs(self.call.name, rows.main_output(self.output))
 
     def replay(self) -> Call:
-        """The same call for accounting; its network runs only for other arguments."""
+        """The same call with its recorded output; the network runs only for other arguments."""
         return self.call.answered_by(functools.partial(self._answer, self.call.module))
 
     def _answer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,10 +49,10 @@ class SeenCall:
 
 
 class StepWatch:
-    """Stands in for `step` of a scheduler, with its signature, and shows what is passed to it."""
+    """Replaces a scheduler's `step`, with the same signature, and reports its input."""
 
     def __init__(self, scheduler: Any, show: Callable[[Tensor, Any], None]) -> None:
-        """show: gets the model output and the sample, before the step."""
+        """show: called with the model output and the sample, before the step."""
         self._scheduler, self._step, self._show = scheduler, scheduler.step, show
         functools.update_wrapper(self, type(scheduler).step)
         self.__signature__ = inspect.signature(self._step)
@@ -65,14 +65,14 @@ class StepWatch:
         return self._step(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the scheduler, as some pipelines make in each call, is not watched."""
+        """A copy of the scheduler, as some pipelines make in each call, is not observed."""
         copied = memo.get(id(self._scheduler), self._scheduler)
         return types.MethodType(type(copied).step, copied)
 
 
 @contextmanager
 def watched(pipe: Any, show: Callable[[Tensor, Any], None]) -> Iterator[None]:
-    """Shows what the pipeline passes to its schedulers; they are afterwards what they were."""
+    """Reports what the pipeline passes to its schedulers within a block; they are restored afterwards."""
     schedulers = [part for part in vars(pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
     before = [vars(scheduler).get("step") for scheduler in schedulers]
     for scheduler in schedulers:
@@ -97,16 +97,16 @@ def candidates(pipe: Any) -> dict[str, torch.nn.Module]:
 
 
 def mixes_rows(network: torch.nn.Module) -> str:
-    """Why a branch of this network cannot run without the others, as far as its parts tell; empty if it can.
+    """Why the branches of this network may not be separable, judged by its modules; empty if they are.
 
-    Attention processors and forward methods that a pipeline has put in may look from one branch at another.
+    Attention processors and forward methods that a pipeline has installed may mix branches.
     """
     for module in network.modules():
         processor = type(getattr(module, "processor", None))
         if processor is not types.NoneType and _looks_at_other_rows(processor):
-            return f"its attention processor {processor.__name__} may look from one branch at another"
+            return f"its attention processor {processor.__name__} may mix branches"
     replaced = suspects(network)
-    return f"{replaced[0]} is in its network, and may look from one branch at another" if replaced else ""
+    return f"{replaced[0]} is in its network, and may mix branches" if replaced else ""
 
 
 def _looks_at_other_rows(processor: type) -> bool:
@@ -114,5 +114,5 @@ def _looks_at_other_rows(processor: type) -> bool:
 
 
 def outputs_of(seen: list[SeenCall]) -> list[Outputs]:
-    """What is to be learned from: the calls that returned tensors."""
+    """The outputs of the calls that returned tensors."""
     return [outputs for call in seen if (outputs := call.outputs()).outputs]

@@ -1,7 +1,7 @@
-"""Routing the calls of pipelines and networks through thg, and giving both back as they were.
+"""Routes the calls of pipelines and networks through thg, and restores both.
 
-A pipeline's call opens a run; a network's call is answered by the run that it comes from. Several pipelines may have
-taken over one network; each run has its own plan, and a call outside of all runs is a plain one.
+A pipeline's call opens a run; a network's call is answered by the run that it comes from. Several pipelines may share a
+patched network; each run has its own plan, and a call outside all runs is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thg.adapter.classes import original_class, restore, substitute
 if TYPE_CHECKING:
     from thg.adapter.takeover import Takeover
 
-Roles = dict["Takeover", tuple[str, str]]  # who has taken a network over, for what, and the component's name
+Roles = dict["Takeover", tuple[str, str]]  # takeover of a network -> role and name of the component
 
 _OWN_CALL = "_thg_call"
 
@@ -38,7 +38,7 @@ def takeover_of(pipe: Any) -> Takeover | None:
 
 
 def route_calls(pipe: Any, takeover: Takeover) -> None:
-    """Each call of the pipeline opens a run of this takeover."""
+    """Makes each call of the pipeline open a run of this takeover."""
     plain = original_class(pipe).__call__
 
     @functools.wraps(plain)
@@ -58,7 +58,7 @@ def route_calls(pipe: Any, takeover: Takeover) -> None:
 
 
 def restore_calls(pipe: Any) -> None:
-    """Undoes `route_calls`. Where another library has patched the call since, its patch stays, on a plain pipeline."""
+    """Undoes `route_calls`. If another library has patched the call since, its patch is kept."""
     del _pipelines[pipe]
     members = vars(type(pipe))
     if members.get("__call__") is members.get(_OWN_CALL):
@@ -69,7 +69,7 @@ def restore_calls(pipe: Any) -> None:
 
 
 def acquire(network: torch.nn.Module, takeover: Takeover, role: str, name: str) -> None:
-    """Has the calls of a network answered by the runs of a takeover. role: "denoiser", "unconditional" or "control"."""
+    """Routes the calls of a network to the runs of a takeover. role: "denoiser", "unconditional" or "control"."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
         members["cache_context"] = _cache_context
@@ -78,7 +78,7 @@ def acquire(network: torch.nn.Module, takeover: Takeover, role: str, name: str) 
 
 
 def release(network: torch.nn.Module, takeover: Takeover) -> None:
-    """Undoes `acquire`; the network is what it was when the last takeover has gone."""
+    """Undoes `acquire`; the network is restored when no takeover is left."""
     roles = _networks.get(network)
     if roles is None:
         return

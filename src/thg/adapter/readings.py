@@ -1,8 +1,8 @@
-"""The ways to read one step of a pipeline: which network calls hold its branches, and how they may have become P.
+"""The possible interpretations ("readings") of one step: which network calls hold its branches, and how they map to P.
 
-P is what the pipeline passes to `scheduler.step`, made of the outputs of its network. A reading says which calls hold
-branches (halves of one call, two calls, ...), and how a branch corresponds to P: the same shape, a part of it, tokens
-in another order. Whether a reading is right, its numbers tell (`learn`); here nothing waits for the device.
+P is the pipeline's input to `scheduler.step`, computed from the outputs of its network. A reading consists of the calls
+that hold branches (halves of one call, two calls, ...), and the correspondence of a branch with P: the same shape, a
+part of it, tokens in another order. `learn` decides by the fit which one is right; nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ View = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a call of a network returned. outputs: its first tensor, or a list of samples if it returned one."""
+    """The result of a network call. outputs: its first tensor, or its list of samples."""
 
     network: str
     outputs: tuple[Tensor, ...]
@@ -44,9 +44,9 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """Where the branches of a step are.
+    """The branches of a step.
 
-    stacked: how many of them the first call holds. others: further calls of the step that look like these.
+    stacked: how many of them are in the first call. others: the number of further similar calls in the step.
     """
 
     calls: tuple[Outputs, ...]
@@ -57,9 +57,9 @@ class Branches:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One way to read a step. measure: gives the numbers of its `Fit`.
+    """One interpretation of a step. measure: computes the numbers of its `Fit`.
 
-    by_vector: tokens, pixels or frames have coefficients of their own. with_sample: P also holds the sample.
+    by_vector: tokens, pixels or frames have their own coefficients. with_sample: P also contains the sample.
     """
 
     branches: Branches
@@ -69,7 +69,7 @@ class Reading:
 
 
 def read(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Iterator[Reading]:
-    """All ways to read a step, the simplest first."""
+    """All interpretations of a step, the simplest first."""
     if not passed.is_floating_point():
         return
     for branches in _arrangements(calls, passed):
@@ -101,7 +101,7 @@ def _arrangements(calls: Sequence[Outputs], passed: Tensor) -> Iterator[Branches
 
 
 def _is_like(output: Tensor, passed: Tensor) -> bool:
-    """Could this output, or a part of it, have become what was passed on?"""
+    """Can this output, or a part of it, correspond to the scheduler's input?"""
     if output.numel() % passed.numel() == 0 or passed.numel() % output.numel() == 0:
         return output.ndim > 0
     if output.ndim == passed.ndim:
@@ -135,9 +135,9 @@ def _combine(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, 
 
 
 def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tensor]]:
-    """How a branch may correspond to P: what to take of each branch, and what of P."""
+    """The possible correspondences of a branch with P: a view of each branch, and the part of P."""
     if branch.ndim == passed.ndim and passed.shape[0] == n * branch.shape[0]:
-        passed = passed[: branch.shape[0]]  # the step is made for all branches alike (DiT)
+        passed = passed[: branch.shape[0]]  # the step is made for all branches (DiT)
     if branch.shape == passed.shape:
         yield _whole, passed
         if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
@@ -160,7 +160,7 @@ def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tenso
 
 
 def _tokens_as_frames(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
-    """Tokens (sample, token, channel) of a video of which the scheduler gets the later or the earlier frames."""
+    """Tokens (sample, token, channel) of a video if the scheduler gets the later or the earlier frames."""
     per_frame, frames = passed[0, 0, 0].numel(), passed.shape[2]
     if branch.shape[1] % per_frame == 0 and branch.shape[1] // per_frame > frames:
 
@@ -198,5 +198,5 @@ def _frames(value: Tensor) -> Tensor:
 
 
 def _vectors(value: Tensor, dim: int) -> Tensor:
-    """One row per vector along a dimension: a formula may rescale each token or pixel by itself."""
+    """One row per vector along a dimension: a formula may rescale each token or pixel separately."""
     return value.movedim(dim, -1).reshape(-1, value.shape[dim])

@@ -1,7 +1,7 @@
-"""The response of a diffusers scheduler to the network's outputs, by one pass of a copy of it over its calls.
+"""The response of a diffusers scheduler to the network's outputs, measured by one pass of a copy over its calls.
 
 Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry; two
-entries more tell whether this is all there is to know.
+further entries show whether the scheduler is linear and free of noise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from thg.adapter.scheduler_table import adds_noise
 from thg.plans.response import Response, probe
 
-LONGEST = 1000  # calls of a run whose response is still measured: the matrix grows with their square
+LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
 
 _cache: OrderedDict[Any, Response | str] = OrderedDict()
@@ -35,7 +35,7 @@ def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> tuple[Respons
 
 
 def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
-    """All that a scheduler holds."""
+    """The complete state of a scheduler, and the times."""
     values = vars(scheduler).items()
     state = tuple(
         (name, v.double().numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for name, v in sorted(values)
@@ -58,14 +58,14 @@ def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
 
 
 def _pass(scheduler: Any, times: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The states after each call, one row each, and what the network sees of the state before each call."""
+    """The states after each call, one row each, and the factors on the network's inputs."""
     count = len(times)
     outputs = torch.from_numpy(probe(count))
     state = torch.zeros(1, 1, count + 2, dtype=torch.float64)  # some schedulers look for a channel dimension
     rows, scales = [], torch.ones(count, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for call, (time, output) in enumerate(zip(times, outputs, strict=True)):
-            if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some insist on it
+            if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some schedulers require it
                 scales[call] = scheduler.scale_model_input(torch.ones_like(state), time).flatten()[0]
             (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
             rows.append(state.flatten().double())

@@ -1,6 +1,6 @@
-"""Cutting the inputs of a batched call down to some branches, and putting outputs together again.
+"""Selects branches from the inputs of a batched call, and joins outputs.
 
-Branches are stacked along the first dimension: `n` of them with the same number of rows each. Knows nothing of plans.
+Branches are stacked along the first dimension: `n` of them with the same number of rows each. Independent of plans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Term
 
-# Positional tables and masks of IP-Adapters have no batch dimension, whatever their first dimension happens to be.
+# Positional tables and masks of IP-Adapters have no batch dimension, even if their first dimension matches.
 _NOT_BATCHED = ("rotary", "freqs", "img_ids", "txt_ids", "pos_embed", "position", "ip_adapter_masks")
 # Some pipelines repeat these for each frame, so that they hold a multiple of the batch.
 _PER_FRAME = ("encoder_hidden_states", "image_embeds", "residual", "controlnet")
@@ -63,7 +63,7 @@ def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def with_sample(
     args: Sequence[Any], kwargs: Mapping[str, Any], sample: Any, time: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call for another sample at another time, all else the same."""
+    """The arguments of a call with another sample and time."""
     positional, named = own_lists(args, kwargs)
     for names, place, value in ((_SAMPLE, 0, sample), (_TIME, 1, time)):
         name = next((name for name in names if name in named), None)
@@ -77,12 +77,12 @@ def with_sample(
 
 
 def own_lists(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The same arguments with lists of their own: some networks pop from theirs."""
+    """The same arguments with copied lists: some networks pop from them."""
     return [_own_list(value) for value in args], {name: _own_list(value) for name, value in kwargs.items()}
 
 
 def _own_list(value: Any) -> Any:
-    """A list of its own: some networks pop from theirs."""
+    """A copy if it is a list."""
     return list(value) if isinstance(value, list) else value
 
 
@@ -110,8 +110,8 @@ class _Cutter:
             return {key: self.cut(item, str(key)) for key, item in value.items()}
         if isinstance(value, list):
             if len(value) == self.rows and self.listed:
-                return self._list(value)  # one entry a sample
-            return [self.cut(item, name) for item in value]  # a fresh list: some networks pop from theirs
+                return self._list(value)  # one entry per sample
+            return [self.cut(item, name) for item in value]  # a new list: some networks pop from it
         if isinstance(value, tuple) and any(part in name for part in _TUPLES_OF_BATCHES):
             return tuple(self.cut(item, name) for item in value)
         return value
@@ -180,12 +180,12 @@ def branch_terms(output: Any, n: int) -> list[Term]:
 
 
 def outline(output: Any) -> Any:
-    """An output of the same form and types, with nothing in its tensors."""
+    """An output of the same structure and types, with empty tensors."""
     return _replace(output, [tensor.new_empty(0) for tensor in tensors_of(output)])
 
 
 def assemble(template: Any, branches: Sequence[Term]) -> Any:
-    """An output like `template` (of any number of branches), made of these branches."""
+    """An output with the structure of `template` (of any number of branches), from these branches."""
     listed = _list_of_samples(template)
     if listed is not None:
         values: list[Any] = [[tensor for branch in branches for tensor in branch]]
@@ -195,7 +195,7 @@ def assemble(template: Any, branches: Sequence[Term]) -> Any:
 
 
 def expand_rows(output: Any, n: int, keep: Sequence[int]) -> Any:
-    """An output for the branches `keep`, as one for all `n`; the rows of the others are filled with the first kept."""
+    """An output for the branches `keep`, expanded to all `n`; the others are filled with the first kept branch."""
     if isinstance(output, Tensor):
         kept = dict(zip(keep, output.chunk(len(keep)), strict=True))
         return torch.cat([kept.get(k, kept[keep[0]]) for k in range(n)])

@@ -1,7 +1,7 @@
 """One call of an enabled pipeline, from its start to its end, and the network calls within it.
 
-The pipeline's `__call__` opens the run in a context variable and closes it whatever happens, so that a network call
-knows which run it belongs to, in whatever thread or task.
+The pipeline's `__call__` opens the run in a context variable and always closes it, so that a network call can find its
+run in any thread or task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
 class PipelineRun:
     """The state of one call of a pipeline. A pipeline that sets its time steps several times has several sections.
 
-    owner: the takeover that opened the run. context: the cache context that the pipeline is in.
+    owner: the takeover that opened the run. context: the pipeline's current cache context.
     """
 
     def __init__(self, owner: Any, pipe: Any, lesson: Lesson, maker: GuideMaker) -> None:
@@ -42,19 +42,19 @@ class PipelineRun:
         self._lesson, self._maker = lesson, maker
         lesson.begin()
         self.plain_because = lesson.refusal  # why everything is evaluated
-        self._settled = bool(self.plain_because)  # the layout was learned or checked in this run, or is not wanted
-        self._seen: list[SeenCall] = []  # the calls of the step under way, while there is something to learn
-        self._rows_to_count = 0  # of the step under way, evaluated as they came
+        self._settled = bool(self.plain_because)  # the layout was inferred or checked in this run, or is not needed
+        self._seen: list[SeenCall] = []  # the calls of the current step, while they are needed
+        self._rows_to_count = 0  # of the current step, evaluated without changes
         self._timesteps_before = getattr(pipe.scheduler, "timesteps", None)  # of an earlier run
         self.thread = threading.get_ident()
         self.started = self.ended = time.perf_counter()
         self.sections: list[Section] = []
         self.context = ""
-        self.calls_outside = 0  # network calls that came from elsewhere while the run was open
+        self.calls_outside = 0  # network calls from other threads or tasks while the run was open
         self.failed = False
 
     def answer(self, call: Call) -> Any:
-        """A call of one of the pipeline's networks."""
+        """Answers a call of one of the pipeline's networks."""
         caller = Caller(self._pipe)
         section = self._section(caller, call)
         if section is None:
@@ -64,9 +64,9 @@ class PipelineRun:
             return self._as_it_comes(call)
         try:
             output = self._answered(section, layout, caller, call)
-        except UnsupportedPipelineError as error:  # what thg cannot do, the pipeline can
+        except UnsupportedPipelineError as error:  # the pipeline itself can still run
             if isinstance(section.guide, Visitor):
-                raise  # calibration has no use for a plain run
+                raise  # a plain run is useless for calibration
             self.plain_because, self._settled = str(error), True
             section.back_to(step)
             return self._as_it_comes(call)
@@ -85,14 +85,14 @@ class PipelineRun:
         return answer_batched(section, layout, caller, call, self._lesson.first_leap())
 
     def _undecided(self, section: Section, layout: Batched | Sequential, caller: Caller) -> bool:
-        """Is it open whether this call is guided, until the step is made?"""
+        """Is it unknown whether this call is guided until the step is made?"""
         if isinstance(layout, Sequential) or section.rows is not None:
             return False
-        told = section.guidance_is_on(caller)
-        return told is None or (not told and self._lesson.shapes_tell) or self._lesson.place > 0
+        guided = section.guidance_is_on(caller)
+        return guided is None or (not guided and self._lesson.shapes_tell) or self._lesson.place > 0
 
     def _as_it_comes(self, call: Call) -> Any:
-        """A call that is made as it comes, and counted when its step is made."""
+        """Makes a call without changes; it is counted when its step is made."""
         output = call()
         self.ended = time.perf_counter()
         layout = self._lesson.layout
@@ -102,17 +102,17 @@ class PipelineRun:
         self._show(call, output)
         return output
 
-    # -- what a step shows
+    # -- observed steps
 
     def _show(self, call: Call, output: Any) -> None:
-        """A call that was made, for as long as there is something to learn from it or to check."""
+        """Records a call, as long as there is something to infer or to check."""
         if not self._settled:
             self._seen.append(SeenCall(call, output, mixes_rows(call.module)))
         elif self._lesson.guards:
             self._seen.append(SeenCall(call, output))
 
     def _stepped(self, passed: Tensor, sample: Any) -> None:
-        """The pipeline passes its combined output to the scheduler."""
+        """Called when the pipeline passes its combined output to the scheduler."""
         seen, self._seen = self._seen, []
         if not self.sections or self._pipe is None:
             return
@@ -127,7 +127,7 @@ class PipelineRun:
         section.stepped = True
 
     def _settle(self, section: Section, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
-        """Learns the layout from a step, or checks the step against it."""
+        """Infers the layout from a step, or checks the step against it."""
         undecided = self._rows_to_count > 0
         if not undecided and not section.guided_steps:
             return
@@ -154,7 +154,7 @@ class PipelineRun:
                 section.back_to(step)
 
     def _replay(self, section: Section, seen: list[SeenCall]) -> None:
-        """Accounts for a step that was evaluated before it was known how."""
+        """Processes a step that was evaluated before its layout was known."""
         layout, caller = self._lesson.layout, Caller(self._pipe)
         assert layout is not None
         self._rows_to_count, section.stepped = 0, True
@@ -193,12 +193,12 @@ class PipelineRun:
         layout = self._lesson.layout
         rescales = isinstance(layout, Sequential) and layout.rescales
         self.sections.append(Section(self._maker, caller, call, timesteps, rescales))
-        if self._lesson.words:  # learned from what reaches the scheduler, so that each step is seen
+        if self._lesson.words:  # inferred from the scheduler's input, so each step is observed
             self.sections[-1].stepped = True
         return self.sections[-1]
 
     def close(self) -> None:
-        """Frees all tensors. The summary can still be had."""
+        """Frees all tensors. The summary remains available."""
         self._pipe = self._timesteps_before = None
         self._seen = []
         for section in self.sections:

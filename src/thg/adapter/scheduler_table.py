@@ -1,6 +1,6 @@
-"""The schedulers of diffusers that thg knows: one row each, and everything that depends on the kind of scheduler.
+"""The table of diffusers' schedulers: one row each, with everything that depends on the kind of scheduler.
 
-Imports nothing of diffusers: a scheduler is known by the names of its classes.
+Imports nothing from diffusers: a scheduler is identified by the names of its classes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ FLOW: tuple[Prediction, ...] = ("flow",)
 class Kind:
     """One kind of scheduler.
 
-    name: its class in diffusers. label: for people. option: its name on the command line; "" is not offered there.
-    order: of its steps, where no `solver_order` is configured. predicts: the kinds of network that it can run.
-    grid: how its noise levels are held, if they can be read exactly. method: the solver of the core that takes the
-        same steps, if there is one.
-    instead: for one that adds fresh noise at every step, its nearest relative that does not.
-    settings: of a variant: what it is configured with, beside the settings of the model.
-    linear: linear in the network's outputs unless it clips or thresholds. One that adds noise counts as not linear.
+    name: its class in diffusers. label: its display name. option: its name on the command line; "" is not offered
+    there. order: of its steps, if no `solver_order` is configured. predicts: the kinds of network that it supports.
+    grid: how its noise levels are stored, if they can be read exactly. method: the solver of the core that takes the
+    same steps, if there is one. instead: for a scheduler that adds noise at every step, the most similar one that does
+    not. settings: of a variant: its configuration in addition to the settings of the model. linear: linear in the
+    network's outputs unless it clips or thresholds. One that adds noise counts as not linear.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Kind:
 
     @property
     def key(self) -> str:
-        """Tells variants of a class apart."""
+        """Distinguishes variants of a class."""
         return f"{self.name}:{self.option}" if self.settings else self.name
 
     @property
@@ -95,7 +94,7 @@ def kind_of(scheduler: Any) -> Kind | None:
 
 
 def adds_noise(scheduler: Any) -> bool:
-    """Does this scheduler draw fresh noise at every step?"""
+    """Does this scheduler add noise at every step?"""
     kind, config = kind_of(scheduler), getattr(scheduler, "config", None)
     algorithm = str(getattr(config, "algorithm_type", None) or "")
     return (
@@ -120,6 +119,6 @@ def options() -> list[str]:
 
 
 def by_option(option: str, flow: bool) -> Kind:
-    """The scheduler of this name on the command line, for a model that predicts a flow or for any other."""
+    """The scheduler with this name on the command line, for a flow model or a noise model."""
     rows = {row.option: row for row in OFFERED.values()}
     return rows.get(f"flow-{option}", rows[option]) if flow else rows[option]

@@ -1,4 +1,4 @@
-"""diffusers' schedulers, read by their attributes: the grid of a run, its noise levels, what the network predicts."""
+"""Reads diffusers' schedulers: the grid of a run, its noise levels, and the prediction type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_schedule(scheduler: Any) -> Schedule:
     """The grid of a diffusers scheduler, as its last `set_timesteps` left it.
 
     Reads DDIM, PNDM (with skip_prk_steps), Euler, LMS, DPMSolverMultistep, DPMSolverSinglestep, UniPC, DEIS and
-    FlowMatchEuler, with whatever spacing, offset, shift or sigmas they were given.
+    FlowMatchEuler, with any spacing, offset, shift or sigmas.
     """
     kind = _readable(scheduler)
     if kind.grid == "alphas":
@@ -49,13 +49,13 @@ def scheduler_log_snr(scheduler: Any) -> Array:
         alphas_cumprod = _float64(scheduler.alphas_cumprod)[_integers(scheduler.timesteps)]
         return log_snr(np.sqrt(alphas_cumprod), np.sqrt(1 - alphas_cumprod))
     raise ScheduleError(
-        f"{type(scheduler).__name__} has neither `sigmas` nor `alphas_cumprod`, so its noise levels are not known; "
+        f"{type(scheduler).__name__} has neither `sigmas` nor `alphas_cumprod`, so its noise levels are unknown; "
         "write scheduler = diffusers.DDIMScheduler.from_config(scheduler.config)"
     )
 
 
 def _readable(scheduler: Any) -> Kind:
-    """The scheduler's kind if its grid can be read exactly, else an error that says what to write."""
+    """The scheduler's kind if its grid can be read exactly; raises an error with the code to write otherwise."""
     given = type(scheduler).__name__
     kind, config = kind_of(scheduler), getattr(scheduler, "config", None)
     if adds_noise(scheduler):
@@ -95,7 +95,7 @@ def _require_timesteps(scheduler: Any) -> None:
 
 
 def _from_alphas(scheduler: Any) -> Schedule:
-    """DDIM and PNDM: noise levels looked up at whole training times; a step from t ends at t - T // N."""
+    """DDIM and PNDM: noise levels looked up at integer training times; a step from t ends at t - T // N."""
     table = _float64(scheduler.alphas_cumprod)
     curve = TableCurve.from_alphas_cumprod(table)
     final = float(scheduler.final_alpha_cumprod)

@@ -1,4 +1,4 @@
-"""One pass of a pipeline over its time steps: what is known of it, where it stands, and what it has cost."""
+"""One pass of a pipeline over its time steps: its description, its progress, and its cost."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from thg.plans.plan import Plan
 
 
 class Section:
-    """Everything that belongs to one pass and to no other. `release` drops what holds tensors."""
+    """The state of one pass. `release` drops everything that holds tensors."""
 
     def __init__(self, maker: GuideMaker, caller: Caller, call: Call, timesteps: Any, rescales: bool = False) -> None:
-        """call: the first one of this pass."""
+        """call: the first call of this pass."""
         self.run = _described(caller, call, timesteps, rescales)
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
         self._guidance_decided: tuple[Any, bool | None] | None = None
         self.key = _key(caller, timesteps)
-        self.step = -1  # the step under way
+        self.step = -1  # the current step
         self.rows: int | None = None  # rows of a call with all branches
         self.evaluations: list[int] = []  # per step, per sample
         self.plain_evaluations: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
-        self.guided_at = -1  # the last step at which the pipeline asked for all branches
-        self.is_finite: Callable[[], bool] = lambda: True  # was the last output free of NaN? Waits for the device
-        self.error: Tensor | None = None  # how far this pass is from plain CFG, as its guide estimates it, per sample
-        # the network call under way
+        self.guided_at = -1  # the last step at which the pipeline called all branches
+        self.is_finite: Callable[[], bool] = lambda: True  # was the last output finite? Waits for the device
+        self.error: Tensor | None = None  # the guide's estimate of the difference from plain CFG, per sample
+        # the current network call
         self.loop_time: Any = None
         self.time: Any = None
-        self.stepped: bool | None = None  # has the scheduler made its step since? None while no step was seen
-        # pipelines that call their network once per branch: the conditional call of the step under way
+        self.stepped: bool | None = None  # has the scheduler made its step since? None if no step was observed yet
+        # pipelines that call their network once per branch: the conditional call of the current step
         self.conditional: Call | None = None
         self.output: Any = None
-        self.template: Any = None  # the outline of an output, for those that are predicted whole
+        self.template: Any = None  # the outline of an output, for outputs that are predicted entirely
         self.ahead: Call | None = None  # the last conditional call, where it comes second
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
@@ -62,11 +62,11 @@ class Section:
         return self._plan if self._guide is None else self._guide.plan
 
     def covers(self, caller: Caller, timesteps: Any) -> bool:
-        """Does a call belong to this pass, or has the pipeline set its time steps anew?"""
+        """Does a call belong to this pass, or has the pipeline set new time steps?"""
         return all(own is now for own, now in zip(self.key, _key(caller, timesteps), strict=True))
 
     def network(self, call: Call) -> CachedNetwork:
-        """The network of a call, with what belongs to the caches inside it."""
+        """The network of a call, with the caches inside it."""
         key = id(call.module)
         if key not in self._networks:
             self._networks[key] = CachedNetwork(call.module, self.guide)
@@ -74,7 +74,8 @@ class Section:
         return self._networks[key]
 
     def guidance_is_on(self, caller: Caller) -> bool | None:
-        """The pipeline's decision. Where it hangs on a tensor, it is read once for each tensor: that waits."""
+        """The pipeline's decision. If it depends on a tensor, it is read once per tensor, which waits for the
+        device."""
         scale = getattr(caller.pipe, "_guidance_scale", None)
         if not isinstance(scale, Tensor):
             return caller.guidance_is_on()
@@ -89,14 +90,14 @@ class Section:
             return now is self.loop_time
         if self.stepped is not None:
             return not self.stepped
-        return self.time is not None and _equal(call.time, self.time)  # waits; the usual loops have a time in hand
+        return self.time is not None and _equal(call.time, self.time)  # waits for the device; rarely needed
 
     def next_step(self, caller: Caller, call: Call) -> int:
         self.step += 1
         if self.step >= self.run.steps:
             raise UnsupportedPipelineError(
-                f"it calls its network more often than the {self.run.steps} time steps of its run, so that it is not "
-                "clear which call belongs to which step"
+                f"it calls its network more often than the {self.run.steps} time steps of its run, so that the calls "
+                "cannot be assigned to steps"
             )
         self.evaluations.append(0)
         self.plain_evaluations.append(0)
@@ -115,12 +116,12 @@ class Section:
         return self.step
 
     def back_to(self, step: int) -> None:
-        """Forgets the step that was begun after this one."""
+        """Discards the step that was begun after this one."""
         self.step = step
         del self.evaluations[step + 1 :], self.plain_evaluations[step + 1 :]
 
     def count_plain_step(self, branches: int) -> None:
-        """A step in which all branches ran."""
+        """Counts a step in which all branches ran."""
         if not self.at_last_step:
             self.step += 1
             self.evaluations.append(0)
@@ -136,19 +137,19 @@ class Section:
         return self.step == self.run.steps - 1
 
     def keep_form(self, output: Any) -> None:
-        """Keeps the outline of an output, without its numbers, for outputs that are predicted whole."""
+        """Keeps the outline of an output, without its numbers, for outputs that are predicted entirely."""
         if self.template is None:
             self.template = outline(output)
 
     def watch(self, call: Call, output: Any) -> None:
-        """The last call of the run. A NaN anywhere spreads to all later states, so this one tells for all."""
+        """Checks the output of the last call: NaN spreads to all later states, so this covers the whole run."""
         flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
         self.is_finite = functools.partial(all, flags)
         if isinstance(self.guide, HareGuide) and is_sample(call.sample):
             self.error = self.guide.estimated_error(call.sample)
 
     def release(self) -> None:
-        """Drops what holds tensors, and keeps what the summary needs."""
+        """Drops everything that holds tensors, and keeps what the summary needs."""
         self._plan, self._guide = self.plan, None
         self.conditional = self.ahead = self.output = self.template = None
         self.time = self.loop_time = self._guidance_decided = None
@@ -156,7 +157,7 @@ class Section:
         self._networks.clear()
 
     def note(self) -> str:
-        """What is worth knowing of this pass."""
+        """Remarks on this pass."""
         if not self.is_finite():
             return "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
         if not self.guided_steps:
@@ -167,9 +168,9 @@ class Section:
 
 
 def _described(caller: Caller, call: Call, timesteps: Any, rescales: bool) -> Run:
-    """What a guide wants to know of a pass over these time steps.
+    """The description of a pass over these time steps, for guides.
 
-    rescales: what reaches the scheduler is not the network's output, but multiples of it that change with the step.
+    rescales: the scheduler's input is the network's output times a factor that changes with the step.
     """
     obstacle, noise = "", caller.noise_argument()
     if noise:
@@ -193,7 +194,7 @@ def _key(caller: Caller, timesteps: Any) -> tuple[Any, ...]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Is this the same time, for whatever number of rows?"""
+    """Is this the same time, for any number of rows?"""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or bool(a.reshape(-1)[0] == b.reshape(-1)[0])
     return isinstance(a, int | float) and isinstance(b, int | float) and a == b

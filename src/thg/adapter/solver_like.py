@@ -30,8 +30,8 @@ def solver_like(scheduler: Any) -> Solver:
     if method == "plms":
         if config.prediction_type != "epsilon":
             raise ScheduleError(
-                f"PNDMScheduler with prediction_type={config.prediction_type!r} averages outputs before it turns them "
-                "into eps, which no solver of thg does; write scheduler = "
+                f"PNDMScheduler with prediction_type={config.prediction_type!r} averages outputs before converting "
+                "them to eps, which no solver of thg does; write scheduler = "
                 "diffusers.DPMSolverMultistepScheduler.from_config(scheduler.config)"
             )
         return plms(order=4)

@@ -1,4 +1,4 @@
-"""One enabled pipeline: what was taken over, so that it can be given back, and the run that is under way."""
+"""One enabled pipeline: what was patched, so that it can be restored, and the current run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Takeover:
     """A pipeline that thg is enabled on. Keeps neither the pipeline nor its networks alive."""
 
     def __init__(self, pipe: Any, layout: Batched | Sequential | None, maker: GuideMaker) -> None:
-        """layout: None if it is to be learned."""
+        """layout: None if it has to be inferred."""
         self.name = type(pipe).__name__
         self.lesson, self.maker = Lesson(original_class(pipe), layout), maker
-        self.run: PipelineRun | None = None  # the one that is open
+        self.run: PipelineRun | None = None  # the open one
         self._last: PipelineRun | None = None
         self._lock = threading.Lock()
         self._networks: list[weakref.ref[torch.nn.Module]] = []
@@ -38,7 +38,7 @@ class Takeover:
         self._when_forgotten.atexit = False
 
     def undo(self, pipe: Any) -> None:
-        """The pipeline is what it was."""
+        """Restores the pipeline."""
         self._when_forgotten.detach()
         try:
             self._release()
@@ -46,7 +46,7 @@ class Takeover:
             patch.restore_calls(pipe)
 
     def acquire(self, pipe: Any) -> None:
-        """Takes over the networks that the pipeline has now, and gives back those that it no longer has."""
+        """Patches the pipeline's current networks, and restores those that it no longer has."""
         self.lesson.refresh(pipe)
         networks = _networks(pipe, self.lesson.layout)
         for reference in self._networks:
@@ -65,7 +65,7 @@ class Takeover:
 
     @contextmanager
     def opened_run(self, pipe: Any) -> Iterator[None]:
-        """A call of the pipeline. Refused before anything is touched if another thread is in one."""
+        """A context for a call of the pipeline. Refused before any state changes if another thread is in one."""
         with self._lock:
             before = self.run
             if before is not None and before.thread != threading.get_ident():
@@ -83,15 +83,15 @@ class Takeover:
             self.run = before
 
     def summary(self) -> Summary:
-        """What the last run has cost."""
+        """The cost of the last run."""
         if self._last is None:
             return Summary(self.name, 0, 0, 0, (), 0.0, note="enabled, and no run yet")
         return self._last.summary()
 
 
 def _networks(pipe: Any, layout: Batched | Sequential | None) -> list[tuple[torch.nn.Module, str, str]]:
-    """The networks of a pipeline that guidance concerns, with their roles and names."""
-    if layout is None:  # to be learned: all that could be the denoiser
+    """The networks of a pipeline that take part in guidance, with their roles and names."""
+    if layout is None:  # to be inferred: all that could be the denoiser
         return [(network, "denoiser", name) for name, network in candidates(pipe).items()]
     roles = [(name, "denoiser") for name in layout.denoisers]
     if isinstance(layout, Sequential) and layout.unconditional is not None:

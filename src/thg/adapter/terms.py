@@ -10,12 +10,12 @@ from thg.plans.guide import Term
 
 
 def difference(conditional: Term, unconditional: Term) -> Term:
-    """d = e_c - e_u, in float32 at least."""
+    """d = e_c - e_u, in at least float32."""
     for c, u in zip(conditional, unconditional, strict=True):
         if c.shape != u.shape:
             raise UnsupportedPipelineError(
                 f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
-                "thg needs them alike"
+                "thg needs equal shapes"
             )
     return tuple(_at_least_float32(c) - _at_least_float32(u) for c, u in zip(conditional, unconditional, strict=True))
 

@@ -1,4 +1,4 @@
-"""What calibration measures of a model, and the plans that follow from it."""
+"""The measurements of a calibration, and the plans that follow from them."""
 
 from thg.profiles.optimal import optimal_grid
 from thg.profiles.planner import ProfilePlanner

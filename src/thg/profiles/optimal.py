@@ -1,9 +1,9 @@
 """The optimal grid: dynamic programming over the predicted error at the end of the run.
 
-While the hare leaps, each step k uses a prediction in place of d_k. The solver passes the difference on with the weight
-`gain[k]` (its own coefficient, times w-1, times the share of the error that survives to the end), so a leap adds the
+During a leap, each step k uses a prediction in place of d_k. The solver propagates the difference with the weight
+`gain[k]` (its own coefficient, times w-1, times the fraction of the error that remains at the end), so a leap adds the
 vector sum_k gain[k] (used_k - d_k) to the final latents. All terms are combinations of the d_i, so the mean square of
-that vector needs nothing but their Gram matrix. The errors of different leaps are taken as independent: the cost of a
+that vector follows from their Gram matrix alone. The errors of different leaps are taken as independent: the cost of a
 grid is the sum of the squares, and the best grid of each size follows by dynamic programming over the last two
 evaluations. Pure numpy.
 """
@@ -106,7 +106,7 @@ def leap_costs(
 
 
 class _Inside:
-    """Leaps from j to l (one entry each), and what is needed of the steps inside them."""
+    """Leaps from j to l (one entry each), and sums over the steps inside them."""
 
     def __init__(self, gram: Array, gain: Array, at: Array, j: Indices, end: Indices) -> None:
         self.gram, self.at, self.j, self.end = gram, at, j, end

@@ -166,7 +166,7 @@ def _stretched(grid: tuple[int, ...], count: int, steps: int) -> tuple[int, ...]
 
 
 def same_network(fingerprint: str, network: str) -> bool:
-    """Is a network the one that a profile knows? Of profiles of thg 0.1, which hashed settings, the class counts."""
+    """Is this the network of a profile? For profiles of thg 0.1, which hashed settings, only the class is compared."""
     if ":" not in fingerprint:
         return fingerprint.rpartition("-")[0] == network.partition(":")[0]
     return fingerprint == network

@@ -1,8 +1,8 @@
-"""A profile: what calibration measured of a model; makes the planners that use it.
+"""A profile: the measurements of a calibration, and the planners that use them.
 
 It is a value made of sums over samples, so that the profiles of several processes merge exactly: count, sum and sum of
-squares of each quantity, and the sum of the Gram matrices. JSON in and out; a large one keeps its arrays in a
-safetensors file beside it. It knows nothing of pipelines and networks, and never runs one.
+squares of each quantity, and the sum of the Gram matrices. Stored as JSON; a large one keeps its arrays in a
+safetensors file next to it. It is independent of pipelines and networks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from thg.profiles.moments import Moments
 from thg.profiles.planner import Method, ProfilePlanner
 
 FORMAT = "thg-profile-1"
-LARGE = 20_000  # numbers; above it the arrays go to a file of their own
+LARGE = 20_000  # numbers; above it the arrays are stored in a separate file
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class About:
-    """On what a profile was measured.
+    """The settings of a profile's measurement.
 
     network: class and fingerprint of the network's architecture. order: p of the solver, at most 2.
     """
@@ -54,7 +54,7 @@ class About:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What calibration has measured, per step of its run.
+    """The measurements of a calibration, per step of its run.
 
     about: model, scheduler, steps N, guidance scale, date, versions.
     times: the N time steps. noise: sigma / (alpha + sigma) at each of them and at the end (N+1 numbers; it is the time
@@ -63,7 +63,7 @@ class Profile:
         solver's factor, and w-1 for the hare, they are the paper's error constants. The last step needs none.
     tortoise_rate, hare_rate: norms of the time derivatives of e_c and d (N-1 numbers).
     gram: sum over samples of the inner products of the guidance terms d_i (N x N).
-    anchors, sensitivity: how much of an error made at these steps survives to the end of the run; may be missing.
+    anchors, sensitivity: how much of an error made at these steps remains at the end of the run; may be missing.
     state: norm of the state at the last step; profiles of thg 0.1 do not have it.
     """
 
@@ -165,7 +165,7 @@ class Profile:
     # -- files
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Writes the profile, all of it or nothing; an existing file only with `force`."""
+        """Writes the profile atomically; replaces an existing file only with `force`."""
         path = Path(path)
         if path.exists() and not force:
             raise ProfileError(f"{path} exists already; write force=True (--force) to replace it")

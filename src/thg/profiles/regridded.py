@@ -1,7 +1,7 @@
-"""A profile moved to the grid and the guidance scale of a run, and how far that is from what was measured.
+"""A profile interpolated to the grid and guidance scale of a run, and how far they are from the measured ones.
 
-It is moved by the noise level of each step (by the share of steps where the scheduler does not tell), and to another
-guidance scale by the factor w-1 on the hare.
+It is interpolated over the noise level of each step (over the share of steps if the noise level is unknown), and scaled
+by the factor w-1 on the hare.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Regridded:
         return self.hare_scale * np.abs(response) * self.survival()
 
     def survival(self) -> Array:
-        """S_k: the share of an error in the state after step k that survives to the end. 1 if it was not measured."""
+        """S_k: the fraction of an error in the state after step k that remains at the end. 1 if it was not measured."""
         measured = self.profile.sensitivity
         if measured is None:
             return np.ones(self.steps)
@@ -119,7 +119,7 @@ def _cubic(place: float, size: int) -> Array:
 
 
 def far_from(profile: Profile, run: Run) -> str:
-    """How a run differs too much from the measured one, in words; empty if it does not."""
+    """How a run is too different from the measured one, in words; empty if it is not."""
     distinct = len(set(run.positions))
     w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
     places = Regridded.of(profile, run).places

@@ -1,4 +1,4 @@
-"""The profiles of the models in the package, each beside the weights that it was measured on."""
+"""The profiles of the shipped models, each next to the weights that it was measured on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parent.parent / "models"
 
 
 def shipped_profile(network: str) -> Profile | None:
-    """The profile that thg ships of a network of this fingerprint, or None."""
+    """The shipped profile of the network with this fingerprint, or None."""
     for path in sorted(SHIPPED.glob("*/profile.json")):
         profile = Profile.load(path)
         if profile.about.network == network:

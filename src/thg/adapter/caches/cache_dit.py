@@ -1,7 +1,7 @@
 """cache-dit on a transformer: its contexts count calls and hold buffers, for both branches of a batch together.
 
-A pipeline that calls twice has one context for both branches, which tells them by the parity of its count of calls; a
-call that a leap leaves out must be counted, or the branches change places.
+A pipeline with two calls per step has one context for both branches, which distinguishes them by the parity of its call
+count; a call that a leap skips must be counted, or the branches are swapped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CacheDiT:
 
 
 def _count_the_skipped(context: Any) -> None:
-    """Counts the unconditional call that was left out, so that the next call is a conditional one."""
+    """Counts the skipped unconditional call, so that the next call is a conditional one."""
     config = context.cache_config
     first = 1 if config.cfg_compute_first else 0
     if config.enable_separate_cfg and context.transformer_executed_steps % 2 != first:
@@ -67,7 +67,7 @@ def _count_the_skipped(context: Any) -> None:
 
 @contextmanager
 def _computing_all(context: Any) -> Iterator[None]:
-    """The context with a configuration under which it uses no buffer, but fills them."""
+    """Configures the context to fill its buffers without using them, within a block."""
     config = context.cache_config
     context.cache_config = dataclasses.replace(config, max_cached_steps=0, steps_computation_mask=None)
     try:

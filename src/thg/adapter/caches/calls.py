@@ -1,4 +1,4 @@
-"""The calls of a network in one pass of a pipeline, each with care for the caches inside it."""
+"""The calls of a network in one pass of a pipeline, with the caches inside it taken into account."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from thg.errors import UnsupportedPipelineError
 from thg.plans.both import PredictsConditional
 from thg.plans.guide import Guide, Visitor
 
-_SHAPES = ("size", "shape", "dimension", "broadcast")  # words in messages about tensors that do not fit
+_SHAPES = ("size", "shape", "dimension", "broadcast")  # words in error messages about mismatched shapes
 
 
 class CachedNetwork:
-    """A network and the caches inside it. Each kind of call says which branches it is for."""
+    """A network and the caches inside it, with one method for each kind of call."""
 
     def __init__(self, module: Any, guide: Guide) -> None:
         self._module = module
@@ -31,17 +31,17 @@ class CachedNetwork:
         self.cache_names = self._caches.names
         if self._caches and isinstance(guide, PredictsConditional):
             raise UnsupportedPipelineError(
-                f"leap_both leaves out whole steps, and {self.cache_names[0]} inside this network counts them: enable "
-                "a plan with it, such as thg.within(0.01), or switch it off"
+                f"leap_both skips whole steps, and {self.cache_names[0]} inside this network counts them: use another "
+                "plan with it, such as thg.within(0.01), or disable it"
             )
         if self._caches and isinstance(guide, Visitor):
             raise UnsupportedPipelineError(
-                f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: switch it "
-                "off, calibrate, and switch it on again"
+                f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: disable it, "
+                "calibrate, and enable it again"
             )
 
     def conditional(self, call: Call, refresh: bool = False) -> Any:
-        """The rows that run at each step. refresh: the caches compute everything, and keep it for the steps after."""
+        """The rows that run at each step. refresh: the caches compute everything, and keep it for later steps."""
         with self._caches.conditional(refresh):
             return call()
 
@@ -59,7 +59,7 @@ class CachedNetwork:
     def _branch_by_branch(self, call: Call, n: int, keep: Sequence[int]) -> Any:
         if len(keep) > 1:
             raise UnsupportedPipelineError(
-                f"with a perturbed branch thg cannot use {self.cache_names[0]}; switch it off, or set pag_scale=0"
+                f"with a perturbed branch thg cannot use {self.cache_names[0]}; disable it, or set pag_scale=0"
             )
         others = [k for k in range(n) if k not in keep]
         kept = self.conditional(call.keeping(keep, of=n), refresh=True)
@@ -69,7 +69,7 @@ class CachedNetwork:
         return rows.assemble(kept, [parts[k] for k in range(n)])
 
     def in_leap(self, call: Call) -> Any:
-        """The rows that are left in a leap, with an eye on what an unknown cache would do to them."""
+        """The rows that run in a leap; detects unknown caches that fail on them."""
         try:
             output = self.conditional(call)
         except (RuntimeError, ValueError, IndexError, AssertionError) as error:
@@ -82,11 +82,11 @@ class CachedNetwork:
         return output
 
     def first_of_two(self, call: Call, refresh: bool) -> Any:
-        """The conditional call of a pipeline that calls once per branch, some of which a leap leaves out."""
+        """The conditional call of a pipeline with one call per branch, some of which a leap skips."""
         if self._leaps and not self._checked and (name := counts_calls(self._module)) is not None:
             raise UnsupportedPipelineError(
                 f"{name} has replaced the forward method of this {type(self._module).__name__} and counts its calls; "
-                "it would take one branch for the other when thg leaves a call out. Remove it, or thg.disable(pipe)"
+                "it would confuse the branches when thg skips a call. Remove it, or thg.disable(pipe)"
             )
         self._checked = True
         return self.conditional(call, refresh)

@@ -1,8 +1,8 @@
-"""DeepCache on a UNet: its deep features, kept for the conditional rows and continued from refresh to refresh.
+"""DeepCache on a U-Net: its deep features are kept for the conditional rows and extrapolated between full passes.
 
-DeepCache holds the features of its last full pass. Over the interval they change nearly linearly, as the hare does; so
-with a hare of order 2 they are continued along the line through the last two full passes. It costs no evaluation, and
-took the error of the held features from 45 to 52 dB (docs/log.md).
+DeepCache holds the features of its last full pass constant. They change nearly linearly over the interval, like the
+hare; so with a hare of order 2 they are extrapolated linearly from the last two full passes. This costs no evaluation,
+and improved the result from 45 to 52 dB (docs/log.md).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from thg.plans import hare
 
-_DEEPEST = ("mid", "mid_block", 0, 0)  # computed in a full pass and never else
+_DEEPEST = ("mid", "mid_block", 0, 0)  # computed in a full pass only
 
 
 def find_deepcache(network: Any, order: int) -> Iterator[DeepCache]:
-    """DeepCache in this network. Its helper is in no attribute: the functions that it puts in hold it."""
+    """DeepCache in this network. Its helper is not an attribute: the functions that it installs hold it."""
     for module in network.modules():
         forward = vars(module).get("forward")
         if forward is None:
@@ -59,7 +59,7 @@ class DeepCache:
         helper = self._helper
         before = helper.cached_output, helper.start_timestep
         helper.cached_output = features
-        # it counts its interval from here, and computes everything at the step itself; None: at this call
+        # the start of its interval, at which it computes everything; None: this call
         helper.start_timestep = None if refresh or not self._passes else self._passes[-1][0]
         try:
             yield
@@ -75,14 +75,14 @@ class DeepCache:
         self._passes.append((position, features))
 
     def feature(self, key: Any) -> Any:
-        """What a layer would return now, from the last full passes."""
+        """The predicted output of a layer, from the last full passes."""
         positions = tuple(position for position, _ in self._passes)
-        known = tuple(dict.__getitem__(features, key) for _, features in self._passes)
-        return _continued(positions, known, self._helper.cur_timestep, self._passes.maxlen or 1)
+        outputs = tuple(dict.__getitem__(features, key) for _, features in self._passes)
+        return _extrapolated(positions, outputs, self._helper.cur_timestep, self._passes.maxlen or 1)
 
 
 class _Features(dict[Any, Any]):
-    """Outputs of layers in one call: written where they are computed, predicted where they are left out."""
+    """Outputs of layers in one call: stored if computed, predicted if skipped."""
 
     def __init__(self, cache: DeepCache) -> None:
         self._cache = cache
@@ -91,11 +91,11 @@ class _Features(dict[Any, Any]):
         return self._cache.feature(key)
 
 
-def _continued(positions: tuple[int, ...], known: tuple[Any, ...], position: int, order: int) -> Any:
+def _extrapolated(positions: tuple[int, ...], outputs: tuple[Any, ...], position: int, order: int) -> Any:
     """The hare's prediction for each tensor of the layer's outputs."""
-    last = known[-1]
+    last = outputs[-1]
     if isinstance(last, torch.Tensor):
-        return hare.predict(positions, known, position, order)
+        return hare.predict(positions, outputs, position, order)
     if isinstance(last, tuple | list):
-        return type(last)(_continued(positions, parts, position, order) for parts in zip(*known, strict=True))
+        return type(last)(_extrapolated(positions, parts, position, order) for parts in zip(*outputs, strict=True))
     return last

@@ -1,7 +1,7 @@
 """The caches of diffusers (`enable_cache`): hooks on the blocks of a transformer, with their state in managers.
 
 Most keep a state per cache context; Pyramid Attention Broadcast keeps one for all calls. Each computes everything when
-its state is empty. To make it do so with the state it has, one value of the state is taken away.
+its state is empty. To force this, one value of the state is removed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from thg.errors import UnsupportedPipelineError
 
-# The hook that decides, by the name of its class: the name of the cache, and the value without which it computes.
+# Class name of the deciding hook -> name of the cache, and the value without which it computes everything.
 _DECIDERS = {
     "FBCHeadBlockHook": ("FirstBlockCache", "head_block_residual"),
     "MagCacheHeadHook": ("MagCache", "previous_residual"),
@@ -21,7 +21,7 @@ _DECIDERS = {
     "TaylorSeerCacheHook": ("TaylorSeer", None),  # decides by its count of calls alone
 }
 _REFUSED = "FasterCacheDenoiserHook"
-# Remember the text and not the step, so that they need no care.
+# They cache the text and not the step, so they need no special handling.
 STEADY = ("TextKVCacheTransformerHook", "TextKVCacheBlockHook", "FasterCacheBlockHook")
 
 
@@ -41,7 +41,7 @@ def find_hooks(network: Any) -> Iterator[HookCache]:
     found = hooks_of(network)
     if any(type(hook).__name__ == _REFUSED for hook in found):
         raise UnsupportedPipelineError(
-            "FasterCache leaves out unconditional passes by itself, which is what thg does; use one of them: "
+            "FasterCache skips unconditional passes itself, as thg does; use one of them: "
             "pipe.transformer.disable_cache() or thg.disable(pipe)"
         )
     for kind, (name, value) in _DECIDERS.items():

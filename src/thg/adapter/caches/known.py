@@ -1,4 +1,4 @@
-"""The caches that thg knows, as one thing with two kinds of calls."""
+"""The supported caches, behind one interface with two kinds of calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thg.adapter.caches.hooks import find_hooks
 
 
 class BlockCache(Protocol):
-    """A cache inside one network, for the length of a run."""
+    """A cache inside one network, for one run."""
 
     name: str
 
     def conditional(self, refresh: bool) -> AbstractContextManager[None]:
-        """Around a call with the conditional rows. refresh: everything is computed, and kept for the calls after it."""
+        """A context for a call with the conditional rows. refresh: everything is computed, and kept for later calls."""
 
     def unconditional(self) -> AbstractContextManager[None]:
-        """Around a call with the unconditional rows: everything is computed, and nothing is kept."""
+        """A context for a call with the unconditional rows: everything is computed, and nothing is kept."""
 
 
 class Caches:
@@ -52,9 +52,9 @@ class Caches:
 
 
 def find_caches(network: Any, order: int) -> Caches:
-    """The caches that are active in a network now; an error by name for one that cannot be used with thg.
+    """The active caches of a network; raises an error for one that cannot be used with thg.
 
-    order: of the plan's hare. With 2, features that a cache would hold are continued linearly, as the hare is.
+    order: of the plan's hare. With 2, features that a cache would hold constant are extrapolated linearly.
     """
     found: list[BlockCache] = [*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)]
     return Caches(tuple(found))

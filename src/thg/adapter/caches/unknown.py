@@ -1,4 +1,4 @@
-"""What else has been put into a network: named when a call with fewer rows breaks, since a cache may be the reason."""
+"""Other additions to a network: named when a call with fewer rows fails, since a cache may be the reason."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _KNOWN = ("diffusers", "transformers", "torch", "accelerate", "peft", "thg", "De
 
 
 def suspects(network: Any) -> list[str]:
-    """Hooks with a memory, and forward methods that are not the network's own, as a person would look for them."""
+    """Stateful hooks, and forward methods that are not the network's own."""
     unknown = [hook for hook in hooks_of(network) if hook._is_stateful and not is_known(hook)]
     hooks = [f"the hook {type(hook).__name__}" for hook in unknown]
     return list(dict.fromkeys([*hooks, *(name for module in network.modules() for name in _replaced(module))]))
 
 
 def watchers(network: Any) -> list[str]:
-    """Forward hooks of torch from elsewhere. Most only look on, so they are named when a call breaks, not before."""
+    """Third-party forward hooks of torch. Most only observe, so they are named only when a call fails."""
     hooks = [hook for module in network.modules() for hook in module._forward_hooks.values()]
     return list(dict.fromkeys(_name(hook) for hook in hooks if _origin(hook).split(".")[0] not in _KNOWN))
 
 
 def counts_calls(network: Any) -> str | None:
-    """A forward method from elsewhere on a network that has something like a counter beside it, if there is one."""
+    """A third-party forward method on a network that also has something like a call counter, if any."""
     replaced = _replaced(network)
     members = {name: value for cls in reversed(type(network).__mro__) for name, value in vars(cls).items()}
     members |= vars(network)
@@ -35,7 +35,7 @@ def counts_calls(network: Any) -> str | None:
 
 
 def _replaced(module: Any) -> list[str]:
-    """A forward method from elsewhere, on this object or on its class."""
+    """A third-party forward method, on this object or its class."""
     own = vars(module).get("forward")
     function = inspect.unwrap(own) if own is not None else type(module).forward
     function = getattr(function, "func", function)
