@@ -1,10 +1,10 @@
 # A copy of src/thg/plans/guide.py, made by comfyui/make_core.py: change it there.
-"""Guides: who decides, in one run, when the guidance term is evaluated and what stands in for it otherwise.
+"""Guides: they decide, in one run, when the guidance term is evaluated and what is used otherwise.
 
-`Guide` is what the takeover of a pipeline talks to; it is made afresh for each run and forgotten after it. `HareGuide`
-follows a `Plan`. The rivals of the benchmark are other guides, so that nothing but the decision differs.
+The patch of a pipeline calls a `Guide`, which is created for each run and discarded after it. `HareGuide` follows a
+`Plan`. The benchmark's baselines are other guides, so that only the decision differs.
 
-A network may return several tensors (video and sound); so a term is a tuple of tensors.
+A network may return several tensors (video and sound), so a term is a tuple of tensors.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Term = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """What is known of a run when it starts.
+    """The description of a run when it starts.
 
-    steps: denoiser calls of the run (Heun and PLMS call more often than the sampler has steps).
-    positions: where each call stands on the fine grid; calls at the same time share a position.
-    guidance_scale: w, if the pipeline tells.
-    log_snr: of each call, if the scheduler is one that the core understands.
+    steps: denoiser calls of the run (Heun and PLMS make more calls than the sampler has steps).
+    positions: of each call on the fine grid; calls at the same time share a position.
+    guidance_scale: w, if known.
+    log_snr: of each call, if the scheduler is supported by the core.
     times: the time step of each call, in the scheduler's units.
-    network: class and fingerprint of the network, as a profile knows it.
-    response: how the scheduler's states respond to the network's outputs. None: it is not linear, so there is no
-        corrector, and `no_response` says why.
-    order: of the scheduler. adds_noise: does it draw fresh noise at each step?
+    network: class and fingerprint of the network, as in a profile.
+    response: how the scheduler's states respond to the network's outputs. None: there is no corrector, for the reason
+        in `no_response`.
+    order: of the scheduler. adds_noise: whether it adds noise at each step.
     end_log_snr: where the last call's step ends, if that is not the end of the schedule.
     """
 
@@ -50,7 +50,7 @@ class Run:
     times: tuple[float, ...] | None = None
     network: str | None = None
     response: Response | None = None
-    no_response: str = "nothing is known of the scheduler"
+    no_response: str = "the scheduler is unknown"
     order: int = 1
     adds_noise: bool = False
     end_log_snr: float | None = None
@@ -62,11 +62,11 @@ class Run:
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
-        """A run about which nothing else is known."""
+        """A run of which only this is known."""
         return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
 
     def part(self, start: int, end: int) -> Run:
-        """The calls from `start` to `end` as a run of their own: guidance in an interval."""
+        """The calls from `start` to `end` as a separate run: guidance in an interval."""
         if (start, end) == (0, self.steps):
             return self
         return replace(
@@ -81,20 +81,20 @@ class Run:
 
 
 class Guide(Protocol):
-    """The decisions of one run. The takeover asks in order of the steps, `evaluates` first."""
+    """The decisions of one run. The methods are called in order of the steps, `evaluates` first."""
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that is followed, if it is one."""
+        """The plan that is followed, if any."""
 
     def evaluates(self, step: int) -> bool:
-        """Shall the unconditional branch run at this step?"""
+        """Must the unconditional branch run at this step?"""
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        """A fresh guidance term d = e_c - e_u. Returns what to use in its place; None: as it is."""
+        """Takes a newly evaluated guidance term d = e_c - e_u. Returns the term to use instead, or None to use it."""
 
     def predict(self, step: int, conditional: Term) -> Term | None:
-        """What to use where nothing was evaluated. None: no guidance at this step."""
+        """The term to use if it was not evaluated. None: no guidance at this step."""
 
 
 Evaluate = Callable[[Any, Any], tuple[Term, Term]]
@@ -102,25 +102,25 @@ Evaluate = Callable[[Any, Any], tuple[Term, Term]]
 
 @runtime_checkable
 class Visitor(Protocol):
-    """A guide that also looks at the network around each step that it evaluates (calibration does)."""
+    """A guide that also evaluates the network near each evaluated step (calibration does)."""
 
     def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
-        """Before the unconditional branch runs: what the network is given.
+        """Called before the unconditional branch runs, with the network's input.
 
-        evaluate(sample, time) gives e_c and d of the same network under the same conditions elsewhere.
+        evaluate(sample, time) gives e_c and d of the same network, with the same conditions, for another input.
         """
 
 
 @runtime_checkable
 class GuideMaker(Protocol):
-    """Whatever can be enabled on a pipeline: makes the guide when the run is known."""
+    """Can be enabled on a pipeline: makes the guide of a run."""
 
     def guide(self, run: Run) -> Guide: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a leap has missed: gains[n] are the weights of these terms in what call first + n uses in addition."""
+    """The correction after a leap: gains[n] are the weights of these terms in the correction of call first + n."""
 
     terms: tuple[Term, ...]
     first: int
@@ -132,7 +132,7 @@ class Correction:
 
 
 class HareGuide:
-    """Follows a plan: Algorithm 1 as a predictor at the denoiser, with the errors of leaps taken back afterwards."""
+    """Follows a plan: Algorithm 1 as a predictor at the denoiser, with the errors of leaps corrected afterwards."""
 
     def __init__(self, plan: Plan, run: Run) -> None:
         self.plan = plan
@@ -148,12 +148,12 @@ class HareGuide:
     def evaluates(self, step: int) -> bool:
         if not self.plan.guides(step):
             return False
-        # the pipeline may switch guidance on late, or on again: then nothing recent is there to predict from
+        # the pipeline may switch guidance on late, or on again: then there are no recent terms to predict from
         return self.plan.evaluates(step) or not self._terms or self._last_step < step - 1
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         position = self._at[step]
-        if self._last_step < step - 1:  # guidance was off in between: the terms before the gap predict nothing
+        if self._last_step < step - 1:  # guidance was off in between: terms before the gap are not used
             self._forget()
         elif step - self._evaluated_at > 1:
             self._judge(step, term)
@@ -184,21 +184,21 @@ class HareGuide:
         self._terms.clear()
         self._corrections.clear()
 
-    # -- what a fresh term says about the leap before it
+    # -- the error of the last leap, from the new term
 
     def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
-        """How far this run ends from plain CFG, per row, over the norm of the state (`sample`, as the network sees it).
+        """The estimated difference from plain CFG, per row, relative to the norm of the state.
 
-        None where nothing can be said: the guidance scale is not known, there was no leap, or the plan wants another
-        guidance than plain CFG's (boost, cutoff).
+        sample: the state, as the last input of the network. None if it cannot be estimated: the guidance scale is
+        unknown, there was no leap, or the plan changes the guidance itself (boost, cutoff).
         """
         return None if self._estimate is None else self._estimate.relative_to(sample)
 
     def _judge(self, step: int, term: Term) -> None:
-        """The leap that ends at this step should have used more than it did: that is owed to the steps from here on."""
+        """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
         start, response = self._evaluated_at, self._run.response
         if self._positions[-1] == self._at[step]:
-            return  # a second call at the time of the last evaluation tells nothing of the leap
+            return  # a second call at the time of the last evaluation: no leap in between
         terms = (*self._terms, term)[-1 - self.plan.hare_order :]
         missed = np.array([self._missed(k, step) for k in range(start, step)])
         if self._estimate is not None:
@@ -210,9 +210,9 @@ class HareGuide:
             self._corrections.append(Correction(terms, step, gains))
 
     def _missed(self, call: int, step: int) -> list[float]:
-        """How much more of the known terms and the fresh one (of `step`) a call of the leap should have used.
+        """The missing weights of the earlier terms and the new one (of `step`) in a call of the leap.
 
-        The polynomial through the fresh term and those that the leap was predicted from, less that prediction.
+        The polynomial through the new term and those used for the prediction, minus that prediction.
         """
         order, at = self.plan.hare_order, self._at[call]
         nodes = tuple(self._positions)[-order:]
@@ -222,7 +222,7 @@ class HareGuide:
         return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 
     def _corrected(self, step: int, term: Term) -> Term:
-        """The term with what is owed to this step; what has been paid is forgotten."""
+        """The term plus the corrections of this step; completed corrections are dropped."""
         if not self._corrections:
             return term
         owed = [(c.terms, c.gains_at(step)) for c in self._corrections]
@@ -236,7 +236,7 @@ def _scaled(term: Term, factor: float) -> Term:
 
 
 def _combined(terms: Sequence[Term], weights: Sequence[float]) -> Term:
-    """The weighted sum, with no other new tensor than the result."""
+    """The weighted sum, without temporary tensors."""
     return tuple(_weighted_sum(parts, weights) for parts in zip(*terms, strict=True))
 
 
@@ -255,7 +255,7 @@ def _estimate(plan: Plan, run: Run) -> Estimate | None:
 
 
 def _way(run: Run, start: int, step: int) -> float:
-    """The way of a leap without a response: in noise levels, or as a share of the steps."""
+    """The length of a leap if the response is unknown: in noise levels, or as a share of the steps."""
     if run.log_snr is None:
         return (step - start) / run.steps
     first, last = (1 / (1 + math.exp(min(run.log_snr[k], 80.0) / 2)) for k in (start, step))
