@@ -1,9 +1,9 @@
-"""What calibration costs beside the network, and how long planning takes.
+"""The overhead of calibration, and the time of planning.
 
     python benchmarks/bench_calibrate.py --samples 8
 
 Calibration makes 4 N - 2 evaluations per sample, of which 2 N are the pipeline's own run. It is timed against plain CFG
-runs of the same pipeline, per evaluation, in CPU time of this process (wall time on a shared machine says nothing).
+runs of the same pipeline, per evaluation, in CPU time of this process (wall time is unreliable on a shared machine).
 Limits: 10 % over plain sampling at the same number of evaluations, and 1 s for a plan of 50 steps.
 """
 

@@ -1,4 +1,4 @@
-"""What the sampling loop costs beside the network: time per step and memory, against plain CFG in the same run.
+"""The cost of the sampling loop without the network: time per step and memory, against plain CFG in the same run.
 
     python benchmarks/bench_core.py                    # a network of 1 ms, latents of Stable Diffusion
     python benchmarks/bench_core.py --network-ms 10 --steps 28
@@ -39,7 +39,7 @@ MEMORY_LIMIT = 3  # latents per sample, beyond plain CFG
 
 
 class BusyNetwork:
-    """A network that takes a given time, and knows how much CPU time it has had."""
+    """A network that takes a given time, and measures its own CPU time."""
 
     def __init__(self, milliseconds: float) -> None:
         self.seconds = milliseconds / 1e3

@@ -4,8 +4,8 @@
 
 Speed: one run of the pipeline with plain CFG (thg not enabled at all), one without guidance, and one with each method,
 in turn, several times; the best time of each counts, since other work on the machine only ever adds. Target: at least
-0.95 of the ideal speed-up 2 * steps / nfe. That supposes that half a batch takes half the time; what a pipeline really
-gains by leaving out a branch is seen from its run without guidance, and "of possible" is the share of that. Fidelity:
+0.95 of the ideal speed-up 2 * steps / nfe. That assumes that half a batch takes half the time; the actual gain
+of skipping a branch is measured by a run without guidance, and "of possible" is relative to that. Fidelity:
 PSNR to plain CFG, same prompts and seeds. FasterCache of diffusers, DeepCache and cache-dit run in the same loop where
 they are installed and support the model.
 """
@@ -40,7 +40,7 @@ SHARES = (0.57, 0.60, 0.65, 0.70)
 TARGET = 0.95
 MODELS = {
     "eps": Model(shipped="eps"),
-    "flow": Model(shipped="flow", call={"max_sequence_length": 1}),  # it knows no longer texts
+    "flow": Model(shipped="flow", call={"max_sequence_length": 1}),  # it does not support longer texts
 }
 
 

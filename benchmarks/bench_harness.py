@@ -1,4 +1,4 @@
-"""What the benchmark costs beside the pipeline: its overhead at batch 16, and its memory at 200 and 2,000 samples.
+"""The overhead of the benchmark at batch 16, and its memory at 200 and 2,000 samples.
 
     python benchmarks/bench_harness.py --out runs/harness
 

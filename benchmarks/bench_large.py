@@ -1,4 +1,4 @@
-"""What `thg.enable` gains where networks are large: real architectures, with random weights, which time does not feel.
+"""The speed-up of `thg.enable` on large networks: real architectures with random weights, which do not affect the time.
 
     python benchmarks/bench_large.py --out runs/large
 

@@ -137,7 +137,7 @@ class Bench:
         self.pipe.set_progress_bar_config(disable=True)
         self.call = {"guidance_scale": DEFAULT_GUIDANCE[model], "output_type": "np", **DEFAULT_CALL[model]}
         self.prompts = [prompt for prompt, _, _ in benchmark_prompts(-(-samples // 10))][:samples]
-        with thg.enabled(self.pipe):  # a run that learns how a pipeline guides does not leap where a cache is in it
+        with thg.enabled(self.pipe):  # the run that infers a pipeline's layout does not leap if a cache is enabled
             self.pictures(2)
         with counted_work(self.pipe) as work:
             self.plain = self.pictures(STEPS)

@@ -2,7 +2,7 @@
 
     python benchmarks/choose_default.py --samples 64 --out results/choose_default
 
-Each setting is run once and kept as a file, so the script goes on where it was stopped. It ends with the table.
+Each setting is run once and stored in a file, so the script can resume. It ends with the table.
 PSNR is of the decoded picture to plain CFG's with the same seed. The Frechet distance is taken in the judge's features,
 to the pictures of plain CFG.
 """

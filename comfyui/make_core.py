@@ -1,4 +1,4 @@
-"""Copies the part of thg that the ComfyUI nodes use into their folder, so that the folder is all that a user needs.
+"""Copies the part of thg that the ComfyUI nodes use into their folder, so that users need nothing else.
 
     python comfyui/make_core.py
 

@@ -1,4 +1,4 @@
-"""Makes lists of the plain `name: what it is` lines in docstrings, so that the API reference shows one a line."""
+"""Turns the plain `name: description` lines in docstrings into lists for the API reference."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Several GPUs: each process makes its share of the prompts; a picture does not depend on how many there are.
 
-accelerate launch --num_processes 4 examples/multi_gpu.py [MODEL]     # reads prompts.txt, one a line
+accelerate launch --num_processes 4 examples/multi_gpu.py [MODEL]     # reads prompts.txt, one per line
 accelerate launch --num_processes 2 --cpu examples/multi_gpu.py --shipped
 """
 

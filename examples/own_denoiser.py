@@ -2,7 +2,7 @@
 
 python examples/own_denoiser.py
 
-The network here is the best possible one for points around six places in two dimensions, of three classes.
+The network here is the exact solution for points around six centres in two dimensions, of three classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def network(x: Tensor, t: float, labels: Tensor) -> Tensor:
     return (share * (offset * (t - (1 - t) * SPREAD**2) / variance - places)).sum(1)
 
 
-schedule = thg.Schedule.flow(STEPS, time=(1, 0))  # what the network is told at noise and at data
+schedule = thg.Schedule.flow(STEPS, time=(1, 0))  # the network's times at noise and at data
 noise = torch.randn(256, 2, generator=torch.Generator().manual_seed(1))
 labels = torch.arange(256) % 3
 

@@ -1,6 +1,6 @@
 """One network as others write it: eps, v, x0 or velocity; time from 1 to 0, 0 to 1, 999 to 0; guidance in an interval.
 
-Each is sampled, accelerated and calibrated; a convention is the network itself and one line that says what it is.
+Each is sampled, accelerated and calibrated; a convention is the network itself and one line that declares it.
 
 python examples/own_denoiser_conventions.py
 """
@@ -28,7 +28,7 @@ DATA += torch.tensor([-0.3, 0.4], dtype=torch.float64)[:, None, None]  # 12 curv
 
 
 def guess(x: Tensor, alpha: float, sigma: float, labels: Tensor) -> Tensor:
-    """What the best possible network says about the data x0 in the state alpha x0 + sigma eps."""
+    """The exact estimate of the data x0 in the state alpha x0 + sigma eps."""
     x0 = torch.empty_like(x)
     for label in range(3):
         curves = DATA[label] if label != NO_CLASS else DATA.flatten(0, 1)

@@ -1,4 +1,5 @@
-"""What makes guidance at one call the same thing as at the call before: which conditions are in force, and on what."""
+"""The identity of the guidance at a call: the active conditions, their ControlNets and hooks, and the context
+window."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 Condition = tuple[Any, ...]
-"""The entries of a condition that are in force at a noise level. None in force: nothing to evaluate."""
+"""The entries of a condition that are active at a noise level. If none is, there is nothing to evaluate."""
 
 
 def identity(condition: list[dict[str, Any]], sigma: float | None) -> Condition:
-    """The entries in force at this noise level (None: all of them), each with what may change during a run."""
+    """The active entries at this noise level (None: all of them), each with everything that may change during a run."""
     return tuple(
         (entry.get("uuid"), *_controls(entry.get("control"), sigma), *_keyframes(entry.get("hooks"), sigma))
         for entry in condition
@@ -20,13 +21,13 @@ def identity(condition: list[dict[str, Any]], sigma: float | None) -> Condition:
 
 
 def window(model_options: dict[str, Any]) -> tuple[int, ...] | None:
-    """The frames of the context window under way."""
+    """The frames of the current context window."""
     found = model_options.get("transformer_options", {}).get("context_window")
     return None if found is None else tuple(found.index_list)
 
 
 def _controls(control: Any, sigma: float | None) -> Iterator[bool]:
-    """For each ControlNet of a chain: is it in force?"""
+    """For each ControlNet of a chain: is it active?"""
     while control is not None:
         start, end = getattr(control, "timestep_range", None) or (math.inf, -math.inf)
         yield sigma is None or start >= sigma >= end

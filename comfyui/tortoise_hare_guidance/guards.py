@@ -1,6 +1,6 @@
-"""What else is patched into a model that cannot do without the unconditional branch at every step.
+"""Detects other patches on a model that need the unconditional branch at every step.
 
-Such a run is left as it is, and the report says why.
+Such a run is plain guidance, and the report says why.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ ATTENTION = {  # nodes whose attention patches compare the two branches
     "NAGuidance": "Normalized Attention Guidance needs both branches in one batch",
     "SelfAttentionGuidance": "Self-Attention Guidance needs the attention of the unconditional branch",
 }
-FORMULAS = {  # guidance formulas that a large correction of one step would upset
-    "CFGZeroStar": "CFG-Zero* scales the unconditional branch by its likeness to the other",
+FORMULAS = {  # guidance formulas that are sensitive to a large correction in one step
+    "CFGZeroStar": "CFG-Zero* scales the unconditional branch by its similarity to the other",
 }
 
 
 def obstacle(model_options: dict[str, Any]) -> str:
-    """Why no evaluation may be skipped with these options, or nothing."""
+    """Why no evaluation may be skipped with these options; empty if they may."""
     options = model_options.get("transformer_options", {})
     inside = [_name(wrapper) for kind in INSIDE for wrapper in _functions(options.get("wrappers", {}).get(kind))]
     inside.append(_name(model_options.get("model_function_wrapper")))
-    if "rel_l1_thresh" in options:  # the sign of TeaCache
+    if "rel_l1_thresh" in options:  # set by TeaCache
         inside.append("TeaCache")
     cache = next((name for name in inside if "cache" in name.lower()), None)
     if cache is not None:
@@ -34,13 +34,13 @@ def obstacle(model_options: dict[str, Any]) -> str:
 
 
 def no_corrector(model_options: dict[str, Any]) -> str:
-    """Why nothing may be corrected with these options, or nothing."""
+    """Why the corrector is off with these options; empty if it is not."""
     names = {_name(function).split(".")[0] for function in _functions(model_options.get("sampler_post_cfg_function"))}
     return next((reason for node, reason in FORMULAS.items() if node in names), "")
 
 
 def _functions(nest: Any) -> Iterator[Any]:
-    """All functions in dictionaries and lists within each other."""
+    """All functions in nested dictionaries and lists."""
     if isinstance(nest, dict):
         nest = list(nest.values())
     if isinstance(nest, list | tuple):

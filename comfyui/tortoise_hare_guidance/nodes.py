@@ -1,4 +1,4 @@
-"""The nodes: one that puts the guidance on a model, one that reports what a run has cost."""
+"""The nodes: one applies the guidance to a model, one reports the cost of a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def guided(settings: Settings) -> Callable[..., Any]:
 
 
 def _percent(name: str, default: float, tooltip: str) -> Any:
-    """A place in the run, from 0 to 1."""
+    """A position in the run, from 0 to 1."""
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, advanced=True, tooltip=tooltip)
 
 
@@ -54,7 +54,7 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
             display_name="Tortoise and Hare Guidance",
             category="model/patch",
             description="Classifier-free guidance with fewer network evaluations: the negative branch runs at some "
-            "steps only and is predicted in between. Works with every sampler node; the picture stays the same.",
+            "steps only and is predicted in between. Works with every sampler node; the picture stays nearly the same.",
             search_aliases=["thg", "cfg", "speed", "skip uncond", "adaptive guidance", "negative prompt"],
             inputs=[
                 io.Model.Input("model"),
@@ -65,7 +65,7 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
                     max=0.5,
                     step=0.001,
                     round=0.0001,
-                    tooltip="How far the result may end from plain guidance: 0.01 is 1 %, which is hard to see. More "
+                    tooltip="How far the result may be from plain guidance: 0.01 is 1 %, which is hard to see. More "
                     "is faster. 0 is plain guidance, bit for bit.",
                 ),
                 io.Float.Input(
@@ -91,7 +91,7 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
                     options=["auto", "off"],
                     default="auto",
                     advanced=True,
-                    tooltip="Take back what a prediction got wrong, at no cost. Samplers that add noise go without.",
+                    tooltip="Correct the errors of predictions, at no cost. Not used with samplers that add noise.",
                 ),
                 io.Boolean.Input("verbose", default=False, advanced=True, tooltip="Log the plan of each run."),
             ],
@@ -126,7 +126,7 @@ class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
             node_id="TortoiseHareReport",
             display_name="Tortoise and Hare Report",
             category="model/patch",
-            description="What the run that made these latents has cost, and what plain guidance would have cost.",
+            description="The cost of the run that made these latents, compared with plain guidance.",
             inputs=[io.Latent.Input("samples", tooltip="The output of a sampler.")],
             outputs=[io.Latent.Output("latent", tooltip="The same latents."), io.String.Output("report")],
             is_output_node=True,

@@ -1,6 +1,6 @@
-"""What runs have cost, kept until a report node asks for it.
+"""The reports of runs, kept for the report node.
 
-A report belongs to the latents that the run ended with, so it is found by them: a few of their numbers are kept.
+A report is found by the final latents of its run, of which a few values are kept.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ def numbers_of(latents: Tensor) -> tuple[float, ...]:
 
 
 def text_of(session: Session) -> str:
-    """The report of a run: what it has cost, a mark for each denoiser call, and what else is worth knowing."""
+    """The report of a run: its cost, a mark for each denoiser call, and notes."""
     first, *rest = str(session.summary()).splitlines()
     return "\n".join([first, f"[{''.join(session.marks)}]", *rest])

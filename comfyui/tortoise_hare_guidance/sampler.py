@@ -1,6 +1,7 @@
-"""A ComfyUI sampler run on numbers before its run, with a stand-in for the model.
+"""Executes a ComfyUI sampler on a few numbers before its run, with a surrogate for the model.
 
-The stand-in has what samplers look for in ComfyUI's guided model, a copy of the model's noise schedule, and no network.
+The surrogate has the attributes of ComfyUI's guided model that samplers use, a copy of the model's noise schedule, and
+no network.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TINY = 1e-12
 
 
 class DryRun:
-    """What can be known of a run: its sampler, the noise levels that it is given, the model's schedule, the scale."""
+    """The inputs of a run: its sampler, its noise levels, the model's schedule, the scale."""
 
     def __init__(self, sampler: Any, sigmas: Tensor, model_sampling: Any, cfg: float | None, seed: int | None) -> None:
         self._function = getattr(sampler, "sampler_function", None)
@@ -33,10 +34,10 @@ class DryRun:
         self._sigmas = sigmas.detach().cpu()
         self._schedule = copy.deepcopy(model_sampling).to("cpu")
         self._cfg, self._seed = cfg, seed
-        self._own_formula = False  # does the sampler use the branches in another way than guidance does (CFG++)?
+        self._own_formula = False  # does the sampler use the branches in its own formula (CFG++)?
 
     def run(self) -> tuple[Calls, Run]:
-        """The calls of the denoiser and the run that they make; a ScheduleError says why they cannot be known."""
+        """The calls of the denoiser, and the run; raises a ScheduleError with the reason if they cannot be found."""
         calls, scale = self._calls(), self._guidance_scale()
         if scale == 1:
             calls = replace(calls, response=None, no_response="at scale 1 there is no guidance")
@@ -44,8 +45,8 @@ class DryRun:
             matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
             calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
         run = calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
-        if self._own_formula and run.adds_noise:  # measured: a predicted branch gave down to 8 dB
-            raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in a formula of its own")
+        if self._own_formula and run.adds_noise:  # a predicted branch gave as little as 8 dB
+            raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in its own formula")
         return calls, run
 
     def _calls(self) -> Calls:
@@ -55,7 +56,7 @@ class DryRun:
             return trace(self._run, self._unit)
         except ScheduleError:
             raise
-        except Exception as error:  # whatever a sampler of another pack may do without a model
+        except Exception as error:  # a third-party sampler may raise anything
             raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
 
     def _guidance_scale(self) -> float | None:
@@ -74,16 +75,16 @@ class DryRun:
         return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
 
     def _seen(self, sigma: float) -> float:
-        """The factor on the state as the network sees it."""
+        """The factor on the state in the network's input."""
         return float(self._schedule.calculate_input(torch.tensor([sigma]), torch.ones(1, 1, 1, 1)))
 
     def _unit(self, sigma: float) -> float:
-        """What one unit of the network's output is in denoised latents."""
+        """d(denoised latents) / d(network output)."""
         one = torch.ones(1, 1, 1, 1)
         return float(self._schedule.calculate_denoised(torch.tensor([sigma]), one, torch.zeros_like(one)))
 
     def _run(self, start: Tensor, answer: Answer, alike: bool = False) -> Tensor:
-        """The final state if the guidance term is what `answer` says (alike: if both branches put this out)."""
+        """The final state if `answer` is the guidance term (alike: if it is the output of both branches)."""
         assert self._function is not None
         cfg = 2.0 if self._cfg is None else self._cfg
         model = StandIn(self._schedule, answer, (1.0, 1.0, 1.0) if alike else (0.0, -1.0, cfg - 1))
@@ -98,7 +99,7 @@ class DryRun:
 
 
 class StandIn:
-    """Looks to a sampler like ComfyUI's guided model.
+    """Has the interface of ComfyUI's guided model for samplers.
 
     shares: of the answer in the network's conditional, unconditional and guided output.
     """

@@ -1,8 +1,8 @@
-"""One run of a sampler under Tortoise and Hare Guidance: made when it starts, gone when it ends.
+"""One run of a sampler with Tortoise and Hare Guidance: created when it starts, discarded when it ends.
 
 ComfyUI calls `predict_noise` once for each denoiser call of the sampler, and in it `calc_cond_batch` once for each
 list of conditions to evaluate: [positive, negative] for guidance, other lists for other guiders, the same list several
-times with context windows. Only a list of two is acted upon: the first is the conditional branch.
+times with context windows. Only lists of two are handled: the first is the conditional branch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.note = ""  # why this run is plain, or goes without corrector
+        self.note = ""  # why this run is plain guidance, or has no corrector
         self.marks: list[str] = []  # of each denoiser call so far
         self._evaluations: list[int] = []  # of each denoiser call
         self._plain_evaluations = 0  # those of plain guidance
@@ -48,19 +48,20 @@ class Session:
         self._used: dict[Any, Remembered] = {}  # in this call
 
     def install(self, model_options: dict[str, Any]) -> None:
-        """Puts this run into options that belong to it alone: first around the denoiser, last around its branches."""
+        """Installs this run's wrappers into its own copy of the options: outermost around the denoiser, innermost
+        around its branches."""
         wrappers = model_options.setdefault("transformer_options", {}).setdefault("wrappers", {})
         wrappers.setdefault(SAMPLER_SAMPLE, {})[KEY] = [self.sampler_sample]
         wrappers[PREDICT_NOISE] = {KEY: [self.predict_noise], **wrappers.get(PREDICT_NOISE, {})}
         wrappers.setdefault(CALC_COND_BATCH, {})[KEY] = [self.calc_cond_batch]
 
     def release(self) -> None:
-        """Drops whatever holds tensors or models."""
+        """Drops everything that holds tensors or models."""
         self._memory = self._used = {}
         self._guider = None
 
     def summary(self) -> Summary:
-        """What the run has cost."""
+        """The cost of the run."""
         return Summary(
             pipeline="Tortoise and Hare Guidance",
             steps=len(self.marks),
@@ -77,7 +78,7 @@ class Session:
     def sampler_sample(
         self, executor: Any, guider: Any, sigmas: Tensor, extra_args: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """The sampler starts: all that can be known of its run is known here."""
+        """Called when the sampler starts, with everything that determines its calls."""
         self._started = time.perf_counter()
         schedule = guider.model_patcher.get_model_object("model_sampling")
         reason = obstacle(extra_args["model_options"])
@@ -106,7 +107,7 @@ class Session:
     def calc_cond_batch(
         self, executor: Any, model: Any, conds: list[Any], x: Tensor, timestep: Tensor, model_options: dict[str, Any]
     ) -> Any:
-        """The network is to be evaluated for each of these conditions."""
+        """Called when the network has to be evaluated for each of these conditions."""
         if not self.marks:  # outside of the sampler's run
             return executor(model, conds, x, timestep, model_options)
         call, known = len(self.marks) - 1, self._known
@@ -139,7 +140,7 @@ class Session:
             log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, calls.sigmas, plan)
 
     def _remembered(self, key: tuple[Any, ...], known: Known) -> Remembered:
-        """What is known of this pair of conditions; of the second such pair in one denoiser call, apart."""
+        """The guide of this pair of conditions; a separate one for the second such pair in one denoiser call."""
         while key in self._used:
             key = (*key, "again")
         if key not in self._memory:
@@ -156,14 +157,14 @@ class Session:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run before it starts."""
+    """The calls, description and plan of a run, known before it starts."""
 
     calls: Calls
     run: Run
     plan: Plan
 
     def sigma(self, call: int) -> float | None:
-        """The noise level of a call; None for one more than were expected."""
+        """The noise level of a call; None for an unexpected call."""
         return self.calls.sigmas[call] if call < self.run.steps else None
 
     def guide(self) -> DenoisedGuide:
@@ -171,7 +172,7 @@ class Known:
 
 
 class Remembered:
-    """The guide of one pair of conditions, and the guidance scale at which it was last asked."""
+    """The guide of one pair of conditions, and the guidance scale of its last call."""
 
     def __init__(self, guide: DenoisedGuide) -> None:
         self.guide = guide

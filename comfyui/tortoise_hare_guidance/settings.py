@@ -1,4 +1,4 @@
-"""What a user has set on the node, and the plan of a run that follows from it."""
+"""The settings of the node, and the plan of a run that follows from them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LEAST = 0.501  # share: the conditional branch always runs, and the unconditiona
 
 @dataclass(frozen=True)
 class Settings:
-    """error: how far the latents may end from those of plain guidance, as a share; 0 is plain guidance.
+    """error: how far the final latents may be from those of plain guidance, relative; 0 is plain guidance.
     evaluations: instead of an error, the share of plain guidance's evaluations; 0: as many as the error needs.
     steps: instead of both, the sampler's steps at which both branches run.
     start_percent, end_percent: outside, guidance is plain.
-    corrector: take back what a leap has got wrong, where the sampler allows it.
+    corrector: correct the errors of leaps, if the sampler allows it.
     """
 
     error: float = DEFAULT_ERROR
@@ -50,7 +50,7 @@ class Settings:
             plan = tapered(max(self.evaluations, LEAST)).plan(run)
         else:
             plan = within(self.error).plan(run) if self.error else Plan(run.steps, tuple(range(run.steps)))
-        if run.adds_noise:  # a line through terms of different noise leads nowhere: the last one is held
+        if run.adds_noise:  # terms with different noise cannot be extrapolated: the last one is held
             plan = replace(plan, hare_order=1)
         return plan if self.corrector else replace(plan, corrector=0.0)
 

@@ -1,7 +1,7 @@
-"""A pipeline of your own: thg learns how it lays out the branches of its guidance, and says what it found.
+"""A pipeline of your own: thg infers the layout of its guidance branches, and reports it.
 
-Nothing has to be told: at the first guided step everything is evaluated, and what the pipeline passes to
-`scheduler.step` shows which branch is which. What was found can be printed, and passed on as `layout=`.
+Nothing has to be configured: at the first guided step everything is evaluated, and the input of `scheduler.step` shows
+which branch is which. The inferred layout can be printed, and passed as `layout=`.
 
 python examples/extending/pipeline_pattern.py
 """
@@ -37,6 +37,6 @@ if __name__ == "__main__":
         fewer = pipe("a light dress", 30, 5.0, seed=0)
         print(thg.summary(pipe))  # "layout learned: one call, conditional first, w = 5"
         layout = thg.summary(pipe).layout
-    with thg.enabled(pipe, thg.uniform(nfe=0.65), layout=layout):  # told, where the first run shall know already
+    with thg.enabled(pipe, thg.uniform(nfe=0.65), layout=layout):  # given, so that the first run already uses it
         assert torch.equal(pipe("a light dress", 30, 5.0, seed=0), fewer)
     print(f"relative difference: {float((fewer - plain).norm() / plain.norm()):.1e}")

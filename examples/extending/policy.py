@@ -1,7 +1,7 @@
-"""A policy of your own: who decides at each step whether the unconditional branch runs, and what stands in for it.
+"""A policy of your own: it decides at each step whether the unconditional branch runs, and what is used otherwise.
 
-A policy makes a guide when a run starts (`guide(run)`); the guide answers three questions at each step and is forgotten
-after the run. This one evaluates each third step, and lets the last guidance term fade in between.
+A policy makes a guide when a run starts (`guide(run)`); the guide's three methods are called at each step, and it is
+discarded after the run. This one evaluates every third step, and lets the last guidance term fade in between.
 
 python examples/extending/policy.py
 """
@@ -18,7 +18,7 @@ from thg.plans.guide import Guide, Run, Term
 
 @dataclass(frozen=True)
 class Fading:
-    """What is passed to `thg.enable`; it has no state, so one may serve many pipelines."""
+    """The argument of `thg.enable`; it has no state, so one can be used for many pipelines."""
 
     every: int = 3
     share: float = 0.95  # of the term that is left after a step
@@ -28,25 +28,25 @@ class Fading:
 
 
 class FadingGuide:
-    """One run. It is asked in order of the steps."""
+    """One run. The methods are called in order of the steps."""
 
-    plan: thg.Plan | None = None  # the plan that it follows, if it is one: for the summary
+    plan: thg.Plan | None = None  # the plan that it follows, if any: for the summary
 
     def __init__(self, chosen: Fading) -> None:
         self._chosen = chosen
         self._last: Term = ()
 
     def evaluates(self, step: int) -> bool:
-        """Shall the unconditional branch run at this step?"""
+        """Must the unconditional branch run at this step?"""
         return step % self._chosen.every == 0 or not self._last
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        """A fresh guidance term, e_c - e_u; a tuple, since a network may return several tensors. None: use it."""
+        """A new guidance term, e_c - e_u; a tuple, since a network may return several tensors. None: use it."""
         self._last = term
         return None
 
     def predict(self, step: int, conditional: Term) -> Term | None:
-        """What to use where nothing was evaluated. None would be no guidance."""
+        """The term to use if it was not evaluated. None would be no guidance."""
         self._last = tuple(part * self._chosen.share for part in self._last)
         return self._last
 

@@ -4,7 +4,7 @@ The ODE of a diffusion model that predicts x0 is solved by
 
     x_s = (sigma_s / sigma_t) x_t + alpha_s * integral of exp(l - l_s) x0(l) over l = l_t .. l_s
 
-A method of order p puts the polynomial through the last p outputs in the place of x0(l). At order 1 that is DDIM, at
+A method of order p uses the polynomial through the last p outputs in place of x0(l). At order 1 that is DDIM, at
 order 2 nearly DPM-Solver++(2M).
 
 python examples/extending/solver.py
@@ -27,7 +27,7 @@ POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 @dataclass(frozen=True)
 class ExponentialMultistep:
-    """A solver says four things about itself and gives the coefficients of a step; `thg.ode.solvers` does the rest."""
+    """A solver has four properties and gives the coefficients of a step; `thg.ode.solvers` does the rest."""
 
     order: int = 3
 
@@ -39,7 +39,7 @@ class ExponentialMultistep:
     def stages(self) -> int:  # network outputs for a complete step
         return 1
 
-    def works_in(self, normal: Prediction) -> Prediction:  # outputs arrive as x0, whatever the network predicts
+    def works_in(self, normal: Prediction) -> Prediction:  # outputs are converted to x0
         return "sample"
 
     def coefficients(self, path: Sequence[Node], target: Node, kind: Prediction) -> tuple[float, tuple[float, ...]]:
@@ -73,4 +73,4 @@ if __name__ == "__main__":
         ratio = float((coarse - exact).abs().mean() / (fine - exact).abs().mean())
         print(f"half the step, {ratio:.1f} times less error: order {math.log2(ratio):.2f}")
         assert math.log2(ratio) > order - 0.25
-    end_of_run(ExponentialMultistep(3), 50, nfe=0.65)  # and with thg's leaps, as any other solver
+    end_of_run(ExponentialMultistep(3), 50, nfe=0.65)  # and with thg's leaps, like any other solver

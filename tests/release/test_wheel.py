@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import thg
+
 pytest.importorskip("hatchling", reason="the build backend is not installed; write pip install hatchling")
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +31,16 @@ pytestmark = pytest.mark.slow
 
 
 COMMANDS = """
+import runpy, sys
 import pytest, thg
 from thg.cli import main
 
 print(thg.__file__)
+sys.argv = ["thg", "--version"]
+try:
+    runpy.run_module("thg", run_name="__main__")  # python -m thg
+except SystemExit as end:
+    assert not end.code
 
 assert main(["doctor"]) == 0
 assert main(["generate", "a dark ankle boot", "--steps", "4", "-o", "boot.png"]) == 0
@@ -144,7 +152,7 @@ def installed(built, tmp_path_factory):
 @pytest.mark.skipif(os.name == "nt", reason="the layout of environments is another one")
 def test_the_installed_package_works_without_the_source_tree(installed, tmp_path):
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "studio"))
-    commands = [["thg", "--help"], ["python", "-m", "thg", "--version"], ["python", "-c", COMMANDS]]
+    commands = [["thg", "--help"], ["python", "-c", COMMANDS]]
     settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     running = [
@@ -162,8 +170,9 @@ def test_the_installed_package_works_without_the_source_tree(installed, tmp_path
     for process, text in zip(running, shown, strict=True):
         assert process.returncode == 0, text
     assert "generate" in shown[0]
-    for expected in (str(installed.parent), "shipped model flow", "network evaluations instead of 8", "passed"):
-        assert expected in shown[2]
+    place, version = str(installed.parent), f"thg {thg.__version__}"
+    for expected in (place, version, "shipped model flow", "network evaluations instead of 8", "passed"):
+        assert expected in shown[1]
     for name in ("boot.png", "sheet.png"):
         with Image.open(tmp_path / name) as picture:
             picture.load()
