@@ -33,7 +33,7 @@ export async function post(path, body, signal) {
   return (await send(path, posted(body, signal))).json();
 }
 
-// Runs a comparison; `on(name, data)` hears each event. Aborting the signal ends the run on the server, too.
+// Runs a comparison; `on(name, data)` is called for each event. Aborting the signal also ends the run on the server.
 export async function run(request, on, signal) {
   const response = await send("/api/runs", posted(request, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,4 +1,4 @@
-// What can be taken away: the pictures, the plan, the Python that makes them, the link.
+// Downloads: the pictures, the plan, the Python script that makes them, the link.
 
 const $ = (id) => document.getElementById(id);
 const EXTENSIONS = { "image/png": "png", "audio/wav": "wav" };

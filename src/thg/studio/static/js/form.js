@@ -1,4 +1,4 @@
-// The settings form: shows the settings, and tells when the reader changes one.
+// The settings form: shows the settings, and tells when the user changes one.
 
 const $ = (id) => document.getElementById(id);
 const radio = (name) => document.querySelector(`input[name="${name}"]:checked`)?.value;
@@ -15,7 +15,7 @@ const HINTS = {
 };
 
 export class Form {
-  // `changed(name)` is called after each change by the reader, with the settings already up to date.
+  // `changed(name)` is called after each change by the user, with the settings already up to date.
   constructor(model, settings, changed) {
     this.model = model;
     this.settings = settings;
@@ -124,7 +124,7 @@ export class Form {
     for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
   }
 
-  // What the planner has chosen: the settings say only what differs from it. The field with the cursor is the reader's.
+  // What the planner has chosen: the settings say only what differs from it. The field with the cursor is the user's.
   showDrawn({ plan, cutoff, calls }) {
     setRadio("order", plan.hare_order);
     const values = { corrector: plan.corrector, boost: plan.boost, cutoff: cutoff < calls ? cutoff : "" };

@@ -31,7 +31,7 @@ export class History {
     await keep(run, dropped);
   }
 
-  // The last run of these very settings, if there was one.
+  // The last run with exactly these settings, if any.
   matching(settings) {
     const link = toLink(settings);
     return this.runs.find((run) => toLink(run.settings) === link);

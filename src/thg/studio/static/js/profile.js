@@ -8,7 +8,7 @@ import { planPart } from "./settings.js";
 const $ = (id) => document.getElementById(id);
 
 export class ProfileTab {
-  // `use(rho)` when the reader wants to compare with this plan; `settings()` are the current ones.
+  // `use(rho)` when the user wants to compare with this plan; `settings()` are the current ones.
   constructor(hasProfile, settings, use) {
     this.settings = settings;
     $("no-profile").hidden = hasProfile;

@@ -38,7 +38,7 @@ export function toLink(settings) {
   return `#${link}`;
 }
 
-// What a permalink says, over what the page begins with. Numbers that are none are left out; the server checks the rest.
+// The settings of a permalink, over the initial ones. Invalid numbers are ignored; the server validates the rest.
 export function fromLink(hash, model) {
   const link = new URLSearchParams(hash.replace(/^#/, ""));
   const settings = structuredClone(startingFrom(model));

@@ -70,11 +70,11 @@ function small(text) {
 
 export const worst = (errors) => percent(Math.max(...errors));
 
-// What is worth knowing of a comparison beside its numbers.
+// Remarks on a comparison.
 function remark({ sides, note, estimated_error }) {
   const slow = sides.thg.seconds > sides.plain.seconds;
   const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}.` : "";
-  const why = "Seconds lag behind evaluations: a network this small takes nearly as long for half a batch.";
+  const why = "Less time was saved than evaluations: a network this small takes nearly as long for half a batch.";
   return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");
 }
 

@@ -2,7 +2,7 @@
 // moves it, dragging from an empty step paints. With the keyboard: arrows walk, space switches.
 
 export class Strip {
-  // `edited(coarse)` is called with the new grid after each edit by the reader.
+  // `edited(coarse)` is called with the new grid after each edit by the user.
   constructor(element, edited) {
     this.element = element;
     this.edited = edited;

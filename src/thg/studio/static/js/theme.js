@@ -1,4 +1,4 @@
-// Light or dark, before the first paint: the reader's own choice, else the system's.
+// Light or dark, before the first paint: the user's own choice, else the system's.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
