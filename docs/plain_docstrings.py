@@ -19,9 +19,9 @@ class PlainDocstrings(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    """The docstring with its `name: ...` lines as list items; all else as it is."""
+    """The docstring with its `name: ...` lines as list items; everything else is unchanged."""
     lines: list[str] = []
-    indent: int | None = None  # of the items of the list under way
+    indent: int | None = None  # of the items of the current list
     for line in text.splitlines():
         depth = len(line) - len(line.lstrip())
         item = ITEM.match(line)

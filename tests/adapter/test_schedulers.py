@@ -92,7 +92,7 @@ def test_the_order_is_the_configured_one():
 def test_a_scheduler_that_clips_is_not_linear(name, settings):
     found, reason = response(made(name, **settings))
     assert found is None
-    assert "not linear as it is configured" in reason
+    assert "not linear with this configuration" in reason
 
 
 def test_settings_that_add_noise():

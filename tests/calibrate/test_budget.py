@@ -73,5 +73,5 @@ def test_what_is_no_number_of_evaluations_is_refused(nfe):
 
 
 def test_a_pipeline_without_a_scheduler_is_refused():
-    with pytest.raises(thg.UnsupportedPipelineError, match="has no scheduler that tells its steps"):
+    with pytest.raises(thg.UnsupportedPipelineError, match="has no scheduler with set_timesteps"):
         thg.plan_for(object(), 40)

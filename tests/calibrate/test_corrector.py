@@ -103,7 +103,7 @@ def test_a_flow_model_too():
     ("pipe", "arguments", "why"),
     [
         (lambda: with_scheduler(DDPMScheduler), {}, "DDPMScheduler adds noise at every step"),
-        (lambda: with_scheduler(DDIMScheduler, clip_sample=True), {}, "not linear as it is configured"),
+        (lambda: with_scheduler(DDIMScheduler, clip_sample=True), {}, "not linear with this configuration"),
         (lambda: with_scheduler(DDIMScheduler), {"eta": 0.5}, "(eta above 0)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`plan_for`: how to spend a number of network evaluations."""
+"""`plan_for`: steps and plan for a number of network evaluations."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ USUAL_GUIDANCE = 5.0
 
 
 def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tuple[int, Tapered]:
-    """Steps and planner for a number of network evaluations in all, with the scheduler that the pipeline has.
+    """Steps and planner for a total number of network evaluations, with the pipeline's scheduler.
 
         steps, planner = thg.plan_for(pipe, nfe=40)
         thg.enable(pipe, planner)
         pipe("a light dress", num_inference_steps=steps)
 
-    It takes the most steps that the default can guide with these evaluations. Plain CFG would take half as many.
+    It uses the largest number of steps for which the default plan fits. Plain CFG would have half as many.
 
-    nfe: evaluations a sample. guidance_scale: as the pipeline will be used; its own default unless set.
+    nfe: evaluations per sample. guidance_scale: as the pipeline will be used; its own default unless set.
     """
     if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2:
         raise PlanError(f"nfe must be a number of evaluations such as 40, not {nfe!r}")
     scheduler = getattr(pipe, "scheduler", None)
     if not hasattr(scheduler, "set_timesteps"):
         raise UnsupportedPipelineError(
-            f"{type(pipe).__name__} has no scheduler that tells its steps; choose them, and thg.tapered({nfe})"
+            f"{type(pipe).__name__} has no scheduler with set_timesteps; choose the steps, and thg.tapered({nfe})"
         )
     scale = usual_guidance(pipe) if guidance_scale is None else guidance_scale
 

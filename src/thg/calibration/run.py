@@ -58,7 +58,7 @@ def calibrate(
 ) -> Profile:
     """Measures where the guidance term of a model can be predicted (Algorithm 3), in normal runs.
 
-    What most people set:
+    Common arguments:
         pipe: a pipeline; or a denoiser, as `thg.sample` takes it, with `schedule` and `x`.
         prompts: one sample each; a few dozen are enough for a plan. Class labels for a class-conditional pipeline. For
             a denoiser the conditions: a tensor with a row for each sample, a list, or tuples and dictionaries of them;
@@ -70,7 +70,7 @@ def calibrate(
         schedule: the grid and the network's conventions. x: the start states, one row per sample.
         solver, unconditional, batched, guidance_interval.
 
-    What few touch:
+    Advanced arguments:
         seed: the noise of a pipeline's sample depends only on it and on the index of its prompt.
         sensitivity: samples for the sensitivity curve, with which the optimal planner weights errors; 0 skips it. Each
             costs eleven runs of plain CFG.

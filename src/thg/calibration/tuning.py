@@ -36,12 +36,12 @@ def tune(
 ) -> Within:
     """A planner that keeps this pipeline within a tolerance: `thg.within` with the effort that this network needs.
 
-    What most people set:
+    Common arguments:
         prompts: one sample each; ten or more say something about the worst 5 %.
         error: the tolerance, as for `thg.within`.
         steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
 
-    What few touch:
+    Advanced arguments:
         batch_size: prompts per run. seed: of the noise. call: further arguments of the pipeline's call.
 
     Costs two accelerated runs per prompt. The result prints as the code to write: `within(0.01, effort=1.2)`.

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nfe",
-        help="instead of it a budget: a share of CFG such as 0.65 or a count such as 70; for a count without --steps, "
-        "thg says how many steps to take",
+        help="instead of an error, a budget: a share of CFG such as 0.65 or a count such as 70; for a count without "
+        "--steps, thg chooses the number of steps",
     )
     parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
     parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corrector",
         type=float,
-        help=f"share of a leap's error to take back (default: {DEFAULT_CORRECTOR:g}; 0 with rho)",
+        help=f"share of a leap's error that is corrected (default: {DEFAULT_CORRECTOR:g}; 0 with rho)",
     )
-    parser.add_argument("--sweep", action="store_true", help="the grids over rho, as the paper's appendix has them")
+    parser.add_argument("--sweep", action="store_true", help="the grids over rho, as in the paper's appendix")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--plot", type=Path, help="write the profile's curves and the grid as a picture")
 
@@ -88,7 +88,7 @@ def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> N
         idle, why = needs_profile, "without a profile (make one: thg calibrate --out profile.json)"
     else:
         idle = {"steps", "guidance_scale", "error", "nfe", "hare_order", "corrector", *needs_profile}
-        why = f"{args.what} is a plan that is shown as it is"
+        why = f"{args.what} is a plan, which is shown unchanged"
     given = [name for name, value in vars(args).items() if value is not None and value is not False]
     if found := [f"--{name.replace('_', '-')}" for name in given if name in idle]:
         raise PlanError(f"{found[0]} has no effect here: {why}")
@@ -120,9 +120,9 @@ def _profile(what: str | None) -> Profile | None:
 
 def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
     if profile is not None:
-        wished = (args.error, args.nfe, args.rho) != (None, None, None)
+        chosen = (args.error, args.nfe, args.rho) != (None, None, None)
         planner = profile.planner(
-            error=args.error if wished else DEFAULT_ERROR,
+            error=args.error if chosen else DEFAULT_ERROR,
             nfe=_budget(args.nfe),
             rho=args.rho,
             method=args.method,
@@ -155,7 +155,7 @@ def _without_profile(args: argparse.Namespace) -> Planner:
 
 
 def _steps_of(args: argparse.Namespace) -> int:
-    """The steps for a number of evaluations, where the user leaves them to us."""
+    """The number of steps for a number of evaluations, if the user has not set it."""
     budget = _budget(args.nfe)
     return most_steps(budget, lambda steps: plain_run(steps, args.guidance_scale)) if isinstance(budget, int) else 50
 

@@ -31,7 +31,7 @@ class GuidedDenoiser:
         x = sample_heun(model, noise, sigmas, extra_args={"cond": c, "uncond": u, "cond_scale": 7.0})
         print(model.summary)
 
-    What most people set:
+    Common arguments:
         denoiser: `denoiser(x, sigma, cond=...)`, which returns the denoised latents x0.
         plan: as for `thg.enable`; None is the same default.
         sigmas: the noise levels passed to the sampler.
@@ -40,7 +40,7 @@ class GuidedDenoiser:
             by the corrector). Without it one call per sigma is expected; after an unexpected call the rest of the run
             is plain guidance and `summary` says so.
 
-    What few touch:
+    Advanced arguments:
         batched: the denoiser takes both branches in one call, unconditional rows first, as in k-diffusion.
         flow: sigma is the time of a flow model, x = (1 - sigma) x0 + sigma eps, and not x = x0 + sigma eps.
 

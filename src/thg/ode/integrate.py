@@ -77,7 +77,7 @@ def sample(
 ) -> Sampled:
     """Sample with the guidance term evaluated only where a plan says so.
 
-    What most people set:
+    Common arguments:
         denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.Denoiser`.
         x: the initial noise, batch first, at the noise level of `schedule.nodes[0]`.
         plan: as for `thg.enable`: a `Plan`, a planner, also one of a profile, or a preset's name; None is the same
@@ -87,7 +87,7 @@ def sample(
         diffusers; a number, or one for each sample. condition, unconditional: the denoiser's third argument in the two
         branches, instead of True and False. An unconditional tensor or number is expanded to the rows of the condition.
 
-    What few touch:
+    Advanced arguments:
         batched: the denoiser takes both branches in one call: twice the rows, the conditional ones first. Its third
             argument is then both conditions joined, or, without conditions, a flag for each row.
         guidance_interval: two times of the network between which there is guidance; the plan is made for that part.

@@ -31,10 +31,10 @@ NEAR_NOISE = (
 class Schedule:
     """The fine grid of one run: t_0 ... t_N with alpha and sigma at each, and everything in between.
 
-    What most people call: `Schedule.from_betas(betas, steps)`, `Schedule.flow(steps, time=(1, 0))`,
+    Common constructors: `Schedule.from_betas(betas, steps)`, `Schedule.flow(steps, time=(1, 0))`,
     `Schedule.edm(steps)` or `Schedule.vp(steps)`; then `thg.sample(..., schedule, ...)`.
 
-    What few touch:
+    Advanced arguments:
         nodes: the N+1 points of the grid; step i starts at nodes[i].
         landings: where step i ends. This is nodes[i+1], except for DDIM and PNDM of diffusers if the number of steps
             does not divide T: they end a step at `t_i - T // N`, which differs from the next timestep.
@@ -164,14 +164,14 @@ class Schedule:
     ) -> Schedule:
         """Flow matching: the straight path x = (1 - s) x0 + s eps, from noise (s = 1) to data (s = 0).
 
-        What most people set:
+        Common arguments:
             time: the network's times at noise and at data. (1, 0) if time runs from data to noise (SD3, minRF), (0, 1)
                 if it runs from noise to data (torchcfm, SiT, flow_matching), (1000, 0) for networks of diffusers. It
                 has no default, because both directions are common.
             velocity: "noise-data" if the network is trained on eps - x0, "data-noise" if on x0 - eps. By default it
                 points in the direction of the network's time, like dx/dt: "data-noise" for time=(0, 1).
 
-        What few touch:
+        Advanced arguments:
             prediction: "flow" is the velocity; "sample" for a network that predicts x0, "epsilon" for one that predicts
                 the noise. The latter does not determine the data at pure noise, so its grid begins at s = 0.999.
             shift: of the grid towards noise. integer_times: see `Schedule`.

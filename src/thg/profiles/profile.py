@@ -118,13 +118,13 @@ class Profile:
     ) -> ProfilePlanner:
         """A planner for any number of steps and any guidance scale near the measured ones.
 
-        What most people set:
+        Common arguments:
             error: how far the final latents may be from plain CFG's, relative to their own norm. It takes the fewest
                 evaluations with which 95 % of the runs are predicted to stay within it.
             nfe: instead of it, a budget of evaluations; a float is a share of plain CFG's, an int a count.
             rho: or the allowed ratio of hare error to tortoise error: the paper's planner.
 
-        What few touch:
+        Advanced arguments:
             method: how to meet a budget. "optimal" minimises the predicted error at the end of the run, "algorithm2"
                 takes the smallest rho that fits.
             hare_order, corrector, cutoff, boost: see `Plan`. Unless set, rho means the paper's plan (order 1, no
