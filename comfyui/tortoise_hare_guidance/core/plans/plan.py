@@ -31,11 +31,11 @@ HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of `Plan.strip`
 class Plan:
     """At which of the `steps` network calls the guidance term is evaluated.
 
-    What most people set:
+    Common arguments:
         steps: N, the steps of the fine grid.
         coarse: C, the step indices at which the unconditional branch is evaluated; sorted, begins with `start`.
 
-    What few touch:
+    Advanced arguments:
         start: before this index there is no guidance. 0 means from the first step on.
         cutoff: i_hi, from this index on there is no guidance. None or `steps` means never.
         boost: b, the factor on the guidance term during a leap of two or more steps.

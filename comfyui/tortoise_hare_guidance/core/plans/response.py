@@ -48,7 +48,7 @@ class Response:
             return "adds noise"
         expected = matrix @ probe(len(matrix))[:, -2]
         if not np.allclose(loud, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
-            return "is not linear as it is configured (it clips or thresholds)"
+            return "is not linear with this configuration (it clips or thresholds)"
         return cls(matrix, scales)
 
     @property
