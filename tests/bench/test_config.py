@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
+import thg
 from thg.bench.config import SHIPPED_CONFIG, load_config, override, parse_config
 from thg.bench.errors import ConfigError
+from thg.bench.pipeline import load_pipeline, make_scheduler
 from thg.errors import PlanError, ProfileError
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,19 @@ def test_the_small_one_is_sound():
 def test_the_configurations_of_the_papers_tables_are_sound(path):
     config = load_config(path)
     assert config.methods[0].published or path.stem.startswith(("shipped", "figure", "converged"))
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_against_the_converged_result_thg_takes_the_steps_of_plan_for(name):
+    config = load_config(ROOT / "benchmarks" / f"converged_{name}.toml")
+    pipe = load_pipeline(config.model, "cpu")
+    own = pipe.scheduler
+    assert config.reference_method.steps == 250
+    for method in config.methods:
+        if method.policy_name != "cfg":
+            pipe.scheduler = own if method.scheduler is None else make_scheduler(config.model_of(method), own.config)
+            assert thg.plan_for(pipe, method.nfe, guidance_scale=config.guidance_scale)[0] == method.steps
+    assert [m.nfe for m in config.methods[1:]] == [m.nfe for m in config.methods[1:] if m.nfe in (30, 40, 50, 60, 70)]
 
 
 def test_each_table_of_the_paper_has_its_configuration():
@@ -100,6 +115,7 @@ def test_the_default_configuration_is_sound():
     ("config", "says"),
     [
         (changed(stpes=3), r"unknown key 'stpes'; did you mean 'steps'\?"),
+        (changed("methods.0.scheduler_options", {"beta": 1}), "scheduler_options without a scheduler"),
         (changed("model.sheduler", "X"), r"unknown key 'sheduler' in model; did you mean 'scheduler'\?"),
         (changed("methods.1.interwal", 5), r"unknown key 'interwal' in methods 2; did you mean 'interval'\?"),
         (changed("methods.1.policy", "cfg-cash"), r"'cfg-cash'; did you mean 'cfg-cache'\?"),

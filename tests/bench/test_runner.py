@@ -145,6 +145,22 @@ def test_the_papers_second_order_solvers_cost_what_they_should(home, scheduler, 
     assert json.loads(records(home / scheduler)["cfg/000000.json"])["nfe"] == 2 * STEPS
 
 
+def test_a_method_with_a_scheduler_of_its_own_is_the_model_with_that_scheduler(home, whole):
+    euler = {"scheduler": "EulerDiscreteScheduler", "scheduler_options": {"timestep_spacing": "trailing"}}
+    methods = [METHODS[0], {**METHODS[0], "name": "Euler", "steps": 4, **euler}, METHODS[2]]
+    mixed = config_in(home, methods=methods, reference="Euler", count=2)
+    model = {**config_in(home).source["model"], **euler}
+    alone = config_in(home, model=model, methods=[{**METHODS[0], "steps": 4}], count=2)
+    quietly(mixed, home / "mixed")
+    quietly(alone, home / "alone")  # in another store
+    ours, theirs = pictures(home / "mixed"), pictures(home / "alone")
+    assert ours["euler/000001.png"] == theirs["cfg/000001.png"] != ours["cfg/000001.png"]
+    for name in ("cfg/000001.png", "thg-uniform/000001.png"):  # and the others have their own
+        assert ours[name] == pictures(whole)[name]
+    keys = [run_in(c, home / "mixed").series()[name].key for c, name in ((mixed, "Euler"), (alone, "CFG"))]
+    assert keys[0] == keys[1]
+
+
 def test_stable_diffusion_3_from_disk(home):
     stable_diffusion_3().save_pretrained(home / "flow")
     model = {"source": str(home / "flow"), "leave_out": ["text_encoder_3", "tokenizer_3"]}
@@ -204,6 +220,11 @@ def test_fewer_prompts_than_asked_for_are_an_error_and_nothing_is_written(home):
             {"model": {"source": "model", "scheduler": "DDIMScheduler", "scheduler_options": {"beta": 1}}},
             ConfigError,
             "DDIMScheduler takes no option 'beta'",
+        ),
+        (
+            {"methods": [METHODS[0], {**METHODS[0], "name": "other", "scheduler": "DDIMSheduler"}]},
+            ConfigError,
+            "did you mean 'DDIMScheduler'",
         ),
         ({"model": {"source": "model", "call": {"hight": 8}}}, ConfigError, "did you mean 'height'"),
         (

@@ -41,7 +41,7 @@ def test_the_charts_are_the_papers_figures(profiled, profile):
     assert (answer["about"]["steps"], answer["about"]["samples"]) == (20, 2)
 
 
-@pytest.mark.parametrize("spec", [{"rho": 0.8}, {"nfe": 0.7}], ids=["rho", "budget"])
+@pytest.mark.parametrize("spec", [{"rho": 0.8}, {"nfe": 0.7}, {"error": 0.05}], ids=["rho", "budget", "tolerance"])
 def test_plans_are_those_of_the_profile(profiled, profile, spec):
     with profiled.client() as client:
         answer = client.post("/api/plan", json=plan_wish(plan={"kind": "profile", **spec})).json()
@@ -63,14 +63,12 @@ def test_a_shipped_profile_is_found(model, profile, in_the_package):
     assert found.describe()["profile"]
 
 
-def test_a_tolerance_spends_what_the_default_spends_at_the_places_of_the_profile(profiled):
-    wish = {"kind": "profile", "error": 0.05}
+def test_a_larger_tolerance_takes_fewer_evaluations(profiled):
     with profiled.client() as client:
-        here = client.post("/api/plan", json=plan_wish(plan=wish)).json()
-        default = client.post("/api/plan", json=plan_wish(plan={**wish, "kind": "default"})).json()
-    assert here["nfe"] == default["nfe"]
-    assert here["error"] == default["error"] == 0.05
-    assert here["plan"]["coarse"] != default["plan"]["coarse"]
+        wishes = [plan_wish(plan={"kind": "profile", "error": error}) for error in (0.01, 0.05)]
+        close, far = (client.post("/api/plan", json=wish).json() for wish in wishes)
+    assert (close["error"], far["error"]) == (0.01, 0.05)
+    assert far["nfe"] < close["nfe"]
 
 
 def test_the_page_begins_with_the_plan_of_enable(model):

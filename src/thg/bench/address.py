@@ -19,7 +19,7 @@ class Place:
         self.store = store
         self.method = method
         self._what: dict[str, Any] = {
-            "model": _model(config.model),
+            "model": _model(config.model_of(method)),
             "prompts": prompts,
             "seed": config.seed,
             "steps": method.steps,

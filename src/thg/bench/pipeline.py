@@ -38,7 +38,7 @@ def load_pipeline(model: Model, device: str) -> Any:
         assert model.source is not None  # the configuration has one of the two
         pipe = pretrained(model.source, dtype, variant=model.variant, leave_out=model.leave_out).to(device)
     if model.scheduler is not None:
-        pipe.scheduler = _scheduler(model, pipe.scheduler.config)
+        pipe.scheduler = make_scheduler(model, pipe.scheduler.config)
     pipe.set_progress_bar_config(disable=True)
     known = inspect.signature(pipe.__call__).parameters
     for key in model.call:
@@ -47,7 +47,8 @@ def load_pipeline(model: Model, device: str) -> Any:
     return pipe
 
 
-def _scheduler(model: Model, config: Any) -> Any:
+def make_scheduler(model: Model, config: Any) -> Any:
+    """The scheduler that a model is to run with. config: of the one that it came with."""
     import diffusers
 
     names = [name for name in dir(diffusers) if name.endswith("Scheduler")]

@@ -24,7 +24,7 @@ from thg.bench.measuring import Clock, Measurer, Progress, as_batch
 from thg.bench.methods.outside import OutsideError
 from thg.bench.methods.policy import Pilot
 from thg.bench.metrics.registry import pair_metric_names
-from thg.bench.pipeline import Samples, check_decoder, load_pipeline, sample
+from thg.bench.pipeline import Samples, check_decoder, load_pipeline, make_scheduler, sample
 from thg.bench.shard import Shard, batches
 from thg.bench.store import Series, Store
 from thg.errors import PlanError
@@ -61,6 +61,7 @@ class Runner:
         names = pair_metric_names(config.metrics) if config.storage.keep == "files" else config.metrics
         self.measurer = Measurer(config, store, shard.device, names)
         self.pipe: Any = None
+        self.schedulers: dict[str, Any] = {}  # by method
 
     def missing_batches(self) -> list[range]:
         """The batches of this process in which some method lacks a sample."""
@@ -71,6 +72,10 @@ class Runner:
     def load(self) -> None:
         """Loads the pipeline; errors are raised here, before anything is written."""
         self.pipe = load_pipeline(self.config.model, self.shard.device)
+        own = self.pipe.scheduler
+        for method in self.config.methods:
+            model = self.config.model_of(method)
+            self.schedulers[method.name] = own if method.scheduler is None else make_scheduler(model, own.config)
         if self.latents:
             check_decoder(self.pipe, self.config.model)
 
@@ -109,6 +114,7 @@ class Runner:
             method, known = place.method, place.prepared
             if "left_out" in known:
                 continue
+            self.pipe.scheduler = self.schedulers[method.name]
             try:
                 policy, measured = method.policy.prepare(self._pilot(place), known)
             except OutsideError as error:
@@ -146,6 +152,7 @@ class Runner:
             is_reference = ready is methods[0]
             if ready not in lacking and not (is_reference and pairs):
                 continue
+            self.pipe.scheduler = self.schedulers[ready.method.name]
             with ready.method.policy.applied(self.pipe) as evaluations:
                 started = time.perf_counter()
                 samples = self._sample(ready.method, batch)

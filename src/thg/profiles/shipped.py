@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
-from thg.plans.planners import Planner, tapered
+from thg.plans.planners import Planner
 from thg.profiles.planner import ProfilePlanner
 from thg.profiles.profile import Profile
 from thg.profiles.regridded import far_from
@@ -26,11 +26,11 @@ def shipped_profile(network: str) -> Profile | None:
 
 @dataclass(frozen=True, eq=False)
 class NearProfile:
-    """The profile's plan near what was measured, the default of unmeasured models elsewhere."""
+    """The profile's plan near what was measured, and elsewhere that of a planner for unmeasured models."""
 
     near: ProfilePlanner
-    nfe: float
+    elsewhere: Planner
 
     def plan(self, run: Run) -> Plan:
-        planner: Planner = tapered(self.nfe) if far_from(self.near.profile, run) else self.near
+        planner = self.elsewhere if far_from(self.near.profile, run) else self.near
         return planner.plan(run)

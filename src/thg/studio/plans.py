@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.fidelity import evaluations_within, within
+from thg.plans.fidelity import within
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
@@ -43,10 +43,10 @@ def _default_plan(spec: DefaultSpec, run: Run) -> Plan:
 
 
 def _profile_plan(spec: ProfileSpec, run: Run, profile: Profile) -> Plan:
-    """For a ratio or a budget; a tolerance uses as many evaluations as the default, at the profile's steps."""
-    nfe = spec.nfe if spec.error is None else run.steps + evaluations_within(spec.error, run)
-    planner = profile.planner(nfe=nfe, rho=spec.rho)
-    return planner.plan(run) if nfe is None else NearProfile(planner, nfe).plan(run)
+    if spec.rho is not None:
+        return profile.planner(rho=spec.rho).plan(run)
+    elsewhere: Planner = within(spec.error) if spec.error is not None else tapered(spec.nfe or DEFAULT_NFE)
+    return NearProfile(profile.planner(nfe=spec.nfe, error=spec.error), elsewhere).plan(run)
 
 
 def _paper_plan(name: str, run: Run) -> Plan:

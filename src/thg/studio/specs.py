@@ -62,7 +62,7 @@ class PaperSpec(Strict):
 
 
 class ProfileSpec(Strict):
-    """The grid that the profile of the model gives for an error ratio, a budget, or the default's evaluations."""
+    """The grid that the profile of the model gives for a tolerance, a budget, or an error ratio."""
 
     kind: Literal["profile"]
     rho: float | None = Field(default=None, gt=0, le=100)

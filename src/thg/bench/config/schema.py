@@ -93,7 +93,7 @@ class Storage(Table):
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table."""
+    """One row of the table. scheduler: another one than the model's."""
 
     name: str
     policy_name: str
@@ -104,6 +104,8 @@ class Method:
     options: dict[str, Any]
     group: str = ""
     published: dict[str, float] = field(default_factory=dict)
+    scheduler: str | None = None
+    scheduler_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -148,6 +150,8 @@ def _read_method(row: dict[str, Any], where: str, base: Path, steps: int, guidan
                 f"method {table.name!r}: CFG makes two evaluations a step and cannot meet nfe={table.budget}"
             )
         own_steps = table.budget // 2
+    if table.scheduler_options and table.scheduler is None:
+        raise ConfigError(f"method {table.name!r}: scheduler_options without a scheduler; write both")
     scale = table.guidance_scale or guidance_scale
     policy = table.make_policy(own_steps)
     check_budget(table.name, policy, own_steps, scale, table.budget)
@@ -161,6 +165,8 @@ def _read_method(row: dict[str, Any], where: str, base: Path, steps: int, guidan
         options=table.options(),
         group=table.group,
         published=table.paper,
+        scheduler=table.scheduler,
+        scheduler_options=table.scheduler_options,
     )
 
 
@@ -247,9 +253,20 @@ class BenchConfig(Table):
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)
 
+    def model_of(self, method: Method) -> Model:
+        """The model with the scheduler of a method."""
+        if method.scheduler is None:
+            return self.model
+        own = {"scheduler": method.scheduler, "scheduler_options": method.scheduler_options}
+        return self.model.model_copy(update=own)
+
     def identity(self) -> str:
         """Twelve hex digits that change when, and only when, the pictures would be others."""
-        rows = [[m.name, m.policy_name, m.steps, m.guidance_scale, m.options] for m in self.methods]
+        rows = [
+            [m.name, m.policy_name, m.steps, m.guidance_scale, m.options]
+            + ([m.scheduler, m.scheduler_options] if m.scheduler else [])
+            for m in self.methods
+        ]
         parts = [self.source.get("model"), self.source.get("prompts"), self.seed, rows]
         value = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(value.encode()).hexdigest()[:12]

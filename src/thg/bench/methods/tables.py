@@ -19,6 +19,8 @@ class MethodTable(Table):
     name: str
     policy: str
     steps: int | None = Field(None, ge=1)
+    scheduler: str | None = None
+    scheduler_options: dict[str, Any] = Field(default_factory=dict)
     guidance_scale: float | None = Field(None, gt=1)
     group: str = ""
     paper: dict[str, float] = Field(default_factory=dict)
