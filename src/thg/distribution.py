@@ -42,10 +42,10 @@ def missing_module(what: str, error: ModuleNotFoundError) -> ImportError:
 
 def versions() -> dict[str, str]:
     """The versions that a result depends on."""
-    found = {"thg": __version__, "python": platform.python_version()}
+    installed = {"thg": __version__, "python": platform.python_version()}
     for package in ("torch", "diffusers", "transformers", "accelerate", "numpy", "DeepCache", "cache-dit"):
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -26,14 +26,14 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     Enabling again replaces the plan.
     """
-    found = layout or _layout(pipe)
+    chosen_layout = layout or _layout(pipe)
     maker = guide_maker(plan)
-    if isinstance(found, Delegates):
-        for part in _parts(pipe, found):
+    if isinstance(chosen_layout, Delegates):
+        for part in _parts(pipe, chosen_layout):
             enable(part, plan)
         return
     disable(pipe)
-    Takeover(pipe, found, maker)
+    Takeover(pipe, chosen_layout, maker)
 
 
 def disable(pipe: Any) -> None:

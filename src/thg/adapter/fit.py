@@ -110,15 +110,15 @@ def least_squares(columns: Sequence[Tensor], target: Tensor) -> list[Tensor]:
         independent = length > DEPENDENT * _norm(column)
         basis.append(torch.where(independent, rest / _nonzero(length), 0.0))
         triangle.append([*above, torch.where(independent, length, torch.inf)])
-    found = []
+    coefficients = []
     for direction in basis:
-        found.append(_dot(direction, target))
-        target = target - found[-1] * direction
+        coefficients.append(_dot(direction, target))
+        target = target - coefficients[-1] * direction
     for k in reversed(range(len(columns))):  # back substitution
-        found[k] = found[k] / triangle[k][k]
+        coefficients[k] = coefficients[k] / triangle[k][k]
         for j in range(k):
-            found[j] = found[j] - triangle[k][j] * found[k]
-    return found
+            coefficients[j] = coefficients[j] - triangle[k][j] * coefficients[k]
+    return coefficients
 
 
 def _doubt(epsilon: float, target: Tensor, differences: Sequence[Tensor]) -> Tensor:

@@ -25,8 +25,8 @@ def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, l
     fetched = _fetch({**state, " times": times, " start": start})
     times, start = fetched.pop(" times"), fetched.pop(" start")
     clone.__dict__ = fetched
-    found = (times == start).nonzero()
-    return clone, list(times[int(found[0]) :] if len(found) else times)
+    matches = (times == start).nonzero()
+    return clone, list(times[int(matches[0]) :] if len(matches) else times)
 
 
 def _is_latents(value: Any) -> bool:

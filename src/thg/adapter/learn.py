@@ -92,19 +92,19 @@ def _place(call: Outputs, calls: Sequence[Outputs]) -> int:
     return [other for other in calls if other.network == call.network].index(call)
 
 
-def _conclude(reading: Reading, found: Fit) -> Learned | Unclear | None:
+def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
     """The conclusion from a fit; None if the reading does not fit."""
-    if not found.error < 1:
+    if not numbers.error < 1:
         return None
-    if reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares)):
+    if reading.by_vector and numbers.spread > UNEQUAL * max(map(abs, numbers.shares)):
         return None
-    if len(found.shares) == 1:
+    if len(numbers.shares) == 1:
         return Unclear("no guidance in this step: its network output reaches the scheduler", again=True, unguided=True)
-    shares, plain = found.shares, abs(abs(found.scale) - 1) < SURE
-    if not found.doubt < SURE:
+    shares, plain = numbers.shares, abs(abs(numbers.scale) - 1) < SURE
+    if not numbers.doubt < SURE:
         why = "its branches gave the same output (is the negative prompt the prompt?)"
         return Unclear(why, again=True, same_output=True)
-    if found.scale < 0 and not (plain or reading.with_sample or reading.by_vector):
+    if numbers.scale < 0 and not (plain or reading.with_sample or reading.by_vector):
         return Unclear("its guidance formula turns the sign of its network outputs, so that it does not tell the order")
     cond = max(range(len(shares)), key=lambda k: shares[k])
     w = shares[cond]
@@ -112,7 +112,7 @@ def _conclude(reading: Reading, found: Fit) -> Learned | Unclear | None:
         if w > 1 - SURE:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True)
         return Unclear("its branches are averaged (guidance scale below 1?), which does not tell the order", again=True)
-    if found.spread > abs(w - 1) / 2:
+    if numbers.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
     if reading.branches.others:
         return Unclear("it also calls its network for something else in each step, in the same way")

@@ -25,13 +25,13 @@ _cache: OrderedDict[Any, Response | str] = OrderedDict()
 def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> tuple[Response | None, str]:
     """The response over the calls at these times, or None and the reason. The scheduler is a copy on the CPU."""
     key = _key(scheduler, times)
-    found = _cache.get(key)
-    if found is None:
-        found = _measure(scheduler, times)
-        _cache[key] = found
+    response = _cache.get(key)
+    if response is None:
+        response = _measure(scheduler, times)
+        _cache[key] = response
         if len(_cache) > REMEMBERED:
             _cache.popitem(last=False)
-    return (None, found) if isinstance(found, str) else (found, "")
+    return (None, response) if isinstance(response, str) else (response, "")
 
 
 def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
@@ -53,8 +53,8 @@ def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
         states, scales = _pass(scheduler, times)
     except Exception as error:
         return f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
-    found = Response.measured(states.numpy(), scales.numpy())
-    return f"{name} {found}" if isinstance(found, str) else found
+    response = Response.measured(states.numpy(), scales.numpy())
+    return f"{name} {response}" if isinstance(response, str) else response
 
 
 def _pass(scheduler: Any, times: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -149,7 +149,7 @@ def _is_flow(scheduler: Any) -> bool:
 def prediction_of(scheduler: Any) -> Prediction:
     """What the network of a diffusers scheduler predicts."""
     given = getattr(scheduler.config, "prediction_type", "flow")
-    known: dict[str, Prediction] = {
+    kinds: dict[str, Prediction] = {
         "epsilon": "epsilon",
         "v_prediction": "v_prediction",
         "sample": "sample",
@@ -157,9 +157,9 @@ def prediction_of(scheduler: Any) -> Prediction:
         "flow_prediction": "flow",
         "flow": "flow",
     }
-    if given not in known:
-        raise ScheduleError(f"prediction_type {given!r} is not known; it must be one of {', '.join(known)}")
-    return known[given]
+    if given not in kinds:
+        raise ScheduleError(f"prediction_type {given!r} is not known; it must be one of {', '.join(kinds)}")
+    return kinds[given]
 
 
 def _float64(values: Any) -> Array:

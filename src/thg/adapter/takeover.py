@@ -98,8 +98,8 @@ def _networks(pipe: Any, layout: Batched | Sequential | None) -> list[tuple[torc
         roles.append((layout.unconditional, "unconditional"))
     if isinstance(layout, Batched):
         roles.append(("controlnet", "control"))
-    found = [(getattr(pipe, name, None), role, name) for name, role in roles]
-    networks = [(network, role, name) for network, role, name in found if isinstance(network, torch.nn.Module)]
+    components = [(getattr(pipe, name, None), role, name) for name, role in roles]
+    networks = [(network, role, name) for network, role, name in components if isinstance(network, torch.nn.Module)]
     if all(role == "control" for _, role, _ in networks):
         raise UnsupportedPipelineError(
             f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"

@@ -48,13 +48,13 @@ def encoded(samples: Samples, place: int, storage: Storage, shown: bool) -> tupl
 def read_samples(series: Series, indices: Sequence[int], pipe: Any = None) -> Samples | None:
     """Samples from their files; None if some were not kept. pipe: decodes latents."""
     paths = [series.file(index) for index in indices]
-    found = [path for path in paths if path is not None]
-    if len(found) < len(paths):
+    kept = [path for path in paths if path is not None]
+    if len(kept) < len(paths):
         return None
-    if found[0].suffix == ".wav":
-        sounds = [_sound(path) for path in found]
+    if kept[0].suffix == ".wav":
+        sounds = [_sound(path) for path in kept]
         return Samples(torch.stack([sound for sound, _ in sounds]), sounds[0][1])
-    return Samples(torch.stack([_bytes(read_picture(path, pipe)) for path in found]))
+    return Samples(torch.stack([_bytes(read_picture(path, pipe)) for path in kept]))
 
 
 def read_picture(path: Path, pipe: Any = None) -> Image.Image:

@@ -70,11 +70,11 @@ class Measurer:
 
     def measures(self, is_reference: bool, reference: Series) -> list[Measure]:
         """The measurements on the samples of a method; metrics that share rows once."""
-        found: dict[str, Measure] = {}
+        by_rows: dict[str, Measure] = {}
         for metric in self.metrics:
             if not ("pairs" in metric.needs and is_reference):
-                found.setdefault(name := self.rows_of(metric, reference), Measure(metric, name))
-        return list(found.values())
+                by_rows.setdefault(name := self.rows_of(metric, reference), Measure(metric, name))
+        return list(by_rows.values())
 
     def rows_of(self, metric: Metric, reference: Series) -> str:
         """The name of a metric's rows: they depend on its network, and pairs on what they are compared with."""
@@ -135,12 +135,12 @@ class Measurer:
 
     def reference_measures(self) -> list[tuple[SetMetric, str]]:
         """Set metrics that take their reference from files, one for each kind of rows."""
-        found: dict[str, SetMetric] = {}
+        by_rows: dict[str, SetMetric] = {}
         for metric in self.metrics:
             if isinstance(metric, SetMetric) and metric.name not in self.config.references.statistics:
                 network = self.config.networks.get(metric.rows_name) or self.config.networks.get(metric.name)
-                found.setdefault("-".join(filter(None, [metric.rows_name, _short(network)])), metric)
-        return [(metric, name) for name, metric in found.items()]
+                by_rows.setdefault("-".join(filter(None, [metric.rows_name, _short(network)])), metric)
+        return [(metric, name) for name, metric in by_rows.items()]
 
     def missing_references(self) -> dict[str, set[int]]:
         if self.references is None:

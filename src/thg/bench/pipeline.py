@@ -40,10 +40,10 @@ def load_pipeline(model: Model, device: str) -> Any:
     if model.scheduler is not None:
         pipe.scheduler = make_scheduler(model, pipe.scheduler.config)
     pipe.set_progress_bar_config(disable=True)
-    known = inspect.signature(pipe.__call__).parameters
+    accepted = inspect.signature(pipe.__call__).parameters
     for key in model.call:
-        if key not in known:
-            raise ConfigError(f"{type(pipe).__name__} takes no argument {key!r}{nearest(key, list(known))}")
+        if key not in accepted:
+            raise ConfigError(f"{type(pipe).__name__} takes no argument {key!r}{nearest(key, list(accepted))}")
     return pipe
 
 
@@ -55,10 +55,10 @@ def make_scheduler(model: Model, config: Any) -> Any:
     if model.scheduler not in names:
         raise ConfigError(f"diffusers has no scheduler {model.scheduler!r}{nearest(str(model.scheduler), names)}")
     cls = getattr(diffusers, model.scheduler)
-    known = inspect.signature(cls.__init__).parameters
+    accepted = inspect.signature(cls.__init__).parameters
     for key in model.scheduler_options:
-        if key not in known:
-            raise ConfigError(f"{model.scheduler} takes no option {key!r}{nearest(key, list(known))}")
+        if key not in accepted:
+            raise ConfigError(f"{model.scheduler} takes no option {key!r}{nearest(key, list(accepted))}")
     return cls.from_config(config, **model.scheduler_options)
 
 

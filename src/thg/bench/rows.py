@@ -34,23 +34,23 @@ class RowFiles:
 
     def done(self) -> set[int]:
         """The samples that have been measured."""
-        found: set[int] = set()
+        measured: set[int] = set()
         for path in self._paths():
             try:
                 with safe_open(path, framework="pt") as file:
-                    found.update(file.get_tensor("samples").tolist())
+                    measured.update(file.get_tensor("samples").tolist())
             except (OSError, SafetensorError) as error:
                 raise _unreadable(path, error) from None
-        return found
+        return measured
 
     def counts(self) -> dict[int, int]:
         """How many rows each sample has."""
-        found: dict[int, int] = {}
+        by_sample: dict[int, int] = {}
         for path in self._paths():
             with safe_open(path, framework="pt") as file:
                 samples, counts = file.get_tensor("samples"), file.get_tensor("counts")
-                found.update(zip(samples.tolist(), counts.tolist(), strict=True))
-        return found
+                by_sample.update(zip(samples.tolist(), counts.tolist(), strict=True))
+        return by_sample
 
     def read(self, samples: Iterable[int]) -> torch.Tensor:
         """The rows of these samples, in their order; a missing one is an error."""

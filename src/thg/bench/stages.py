@@ -55,8 +55,8 @@ class Run:
         """The series of every method that is prepared and not skipped, by name; the reference first."""
         reference = self.config.reference_method.name
         names = sorted((method.name for method in self.config.methods), key=lambda name: name != reference)
-        found = {name: self.place(name).series for name in names}
-        return {name: series for name, series in found.items() if series is not None}
+        by_name = {name: self.place(name).series for name in names}
+        return {name: series for name, series in by_name.items() if series is not None}
 
     def missing_samples(self) -> int:
         """How many samples are missing, not counting skipped methods."""

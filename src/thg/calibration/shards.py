@@ -97,21 +97,21 @@ def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     manifest = folder / "calibration.json"
     try:
-        known = json.loads(manifest.read_text(encoding="utf-8"))
+        stored = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if manifest.exists():  # another process has written it meanwhile
             return _claim(folder, settings, date)
         if folder.exists() and any(not entry.name.startswith((".", manifest.name)) for entry in folder.iterdir()):
             raise ProfileError(f"{folder} is not empty and holds no calibration; choose another folder") from None
-        known = {"key": key, "date": date, "settings": dict(settings)}
-        write_atomically(manifest, json.dumps(known, default=str, indent=1).encode())
+        stored = {"key": key, "date": date, "settings": dict(settings)}
+        write_atomically(manifest, json.dumps(stored, default=str, indent=1).encode())
     except (OSError, ValueError) as error:
         raise ProfileError(f"{manifest} cannot be read ({error}); remove the folder to start again") from None
-    if not isinstance(known, dict) or known.get("key") != key:
-        before = known.get("settings", {}) if isinstance(known, dict) else {}
+    if not isinstance(stored, dict) or stored.get("key") != key:
+        before = stored.get("settings", {}) if isinstance(stored, dict) else {}
         differs = sorted(name for name in settings if str(before.get(name)) != str(settings[name]))
         raise ProfileError(
             f"{folder} holds a calibration with another {' and '.join(differs) or 'configuration'}; choose another "
             "folder, or remove this one"
         )
-    return str(known["date"])
+    return str(stored["date"])

@@ -58,7 +58,7 @@ def tune(
 
 def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[float]:
     """The estimated error of each sample."""
-    found: list[float] = []
+    errors: list[float] = []
     with enabled(subject.pipe, planner), torch.no_grad():
         for first in range(0, subject.samples, batch_size):
             subject.pipe(**subject.batch(range(first, min(first + batch_size, subject.samples))), **subject.arguments)
@@ -68,5 +68,5 @@ def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[floa
                     f"a run of this {report.pipeline} gives no error estimate ({report.note or 'it has no leap'}); "
                     "tune it with more steps, or choose a tolerance yourself: thg.within(0.003)"
                 )
-            found += report.estimated_error
-    return found
+            errors += report.estimated_error
+    return errors

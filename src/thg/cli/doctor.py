@@ -114,7 +114,8 @@ def _fragile() -> list[Finding]:
 
 def _shipped() -> list[Finding]:
     names: tuple[ShippedName, ...] = ("eps", "flow")
-    found = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
+    installed = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
     return [
-        Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok) for name, ok in found.items()
+        Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok)
+        for name, ok in installed.items()
     ]

@@ -93,6 +93,6 @@ def _verdict(runs: list[Sampled]) -> str:
     if report is None:
         return f"plain CFG: {runs[-1].nfe} evaluations, {seconds:.2f} s"
     estimates = [done.summary.estimated_error for done in runs if done.summary is not None]
-    known = [estimate for estimate in estimates if estimate is not None]
-    together = tuple(error for estimate in known for error in estimate) if len(known) == len(runs) else None
+    available = [estimate for estimate in estimates if estimate is not None]
+    together = tuple(error for estimate in available for error in estimate) if len(available) == len(runs) else None
     return str(replace(report, seconds=seconds, estimated_error=together))

@@ -90,8 +90,8 @@ def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> N
         idle = {"steps", "guidance_scale", "error", "nfe", "hare_order", "corrector", *needs_profile}
         why = f"{args.what} is a plan, which is shown unchanged"
     given = [name for name, value in vars(args).items() if value is not None and value is not False]
-    if found := [f"--{name.replace('_', '-')}" for name in given if name in idle]:
-        raise PlanError(f"{found[0]} has no effect here: {why}")
+    if refused := [f"--{name.replace('_', '-')}" for name in given if name in idle]:
+        raise PlanError(f"{refused[0]} has no effect here: {why}")
 
 
 def _shown(plan: Plan, profile: Profile | None) -> str:

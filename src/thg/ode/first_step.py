@@ -62,20 +62,20 @@ def _examine_state(node: Node, size: float) -> None:
 
 def _complain(schedule: Schedule, share: float, expected: float) -> None:
     """share, expected: the coefficient of the noise in the output, in units of eps."""
-    said = NAMES[schedule.prediction]
-    found = f"the first output of the network contains {share:.2g} of the noise"
+    kind = NAMES[schedule.prediction]
+    observed = f"the first output of the network contains {share:.2g} of the noise"
     if schedule.prediction == "flow" and share * expected < -0.25:
         other = "data-noise" if schedule.velocity == "noise-data" else "noise-data"
         raise ScheduleError(
-            f"{found}, and a velocity of sign {schedule.velocity!r} contains {expected:g}: the sign is reversed. "
+            f"{observed}, and a velocity of sign {schedule.velocity!r} contains {expected:g}: the sign is reversed. "
             f"Write Schedule.flow(..., velocity={other!r}), and check the direction of time"
         )
     if schedule.prediction == "epsilon" and share < -0.25:
         raise ScheduleError(
-            f"{found}, and {said} contains 1: the sign is wrong. A score is -eps / sigma: return -sigma * score"
+            f"{observed}, and {kind} contains 1: the sign is wrong. A score is -eps / sigma: return -sigma * score"
         )
     warnings.warn(
-        f"{found}, and {said} contains about {expected:.2g}. If the network is trained, it does not predict "
+        f"{observed}, and {kind} contains about {expected:.2g}. If the network is trained, it does not predict "
         f"{schedule.prediction!r} (prediction=), or its time differs from the schedule's, which is "
         f"{schedule.nodes[0].time:g} at noise. check=False disables this check",
         stacklevel=2,

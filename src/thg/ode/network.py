@@ -131,11 +131,11 @@ class Network:
         time = int(node.time) if self._schedule.integer_times else node.time
         output = self._denoiser(seen, time, condition)
         if not isinstance(output, Tensor) or output.shape != x.shape:
-            found = (
+            returned = (
                 f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"the type {type(output).__name__}"
             )
             raise PlanError(
-                f"the {what} at step {node.position:g} has {found}, the latents have {tuple(x.shape)}; return the "
+                f"the {what} at step {node.position:g} has {returned}, the latents have {tuple(x.shape)}; return the "
                 "prediction only (no learned variance), one row per latent"
             )
         output = output.to(x.dtype)

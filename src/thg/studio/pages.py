@@ -17,7 +17,7 @@ TYPES = {
 
 def files() -> dict[str, tuple[bytes, str]]:
     """The files of the page, read once: requests are looked up here, and no path from a client is ever opened."""
-    found = {}
+    contents = {}
     pending = [("", resources.files("thg.studio") / "static")]
     while pending:
         prefix, folder = pending.pop()
@@ -28,21 +28,21 @@ def files() -> dict[str, tuple[bytes, str]]:
             else:
                 suffix = "." + name.rpartition(".")[2]
                 kind = TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-                found[name] = (entry.read_bytes(), kind)
-    return found
+                contents[name] = (entry.read_bytes(), kind)
+    return contents
 
 
 def add_to(app: FastAPI) -> None:
-    known = files()
+    contents = files()
 
     @app.get("/")
     async def index() -> Response:
-        body, kind = known["index.html"]
+        body, kind = contents["index.html"]
         return Response(body, media_type=kind)
 
     @app.get("/static/{name:path}")
     async def static(name: str) -> Response:
-        if name not in known:
+        if name not in contents:
             return JSONResponse({"message": "there is no such file"}, 404)
-        body, kind = known[name]
+        body, kind = contents[name]
         return Response(body, media_type=kind)

@@ -118,11 +118,11 @@ class RunRequest(PlanRequest):
 
 def in_words(errors: list[dict[str, object]]) -> str:
     """Pydantic's list of errors as one sentence for the user."""
-    said = []
+    sentences = []
     for error in errors[:3]:
         place = error.get("loc")
         parts = place if isinstance(place, tuple | list) else ()
         names = [str(part) for part in parts if part not in ("body", "default", "paper", "profile", "custom")]
         message = str(error.get("msg", "is not valid")).removeprefix("Value error, ")
-        said.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
-    return "; ".join(said)
+        sentences.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
+    return "; ".join(sentences)

@@ -52,8 +52,8 @@ class CacheDiT:
             manager._cached_context_manager, manager._current_context = before, current
 
     def _contexts(self) -> list[Any]:
-        known = self._manager._cached_context_manager
-        return [known[name] for name in self._names if name in known]
+        contexts = self._manager._cached_context_manager
+        return [contexts[name] for name in self._names if name in contexts]
 
 
 def _count_the_skipped(context: Any) -> None:

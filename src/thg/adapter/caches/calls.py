@@ -92,8 +92,8 @@ class CachedNetwork:
         return self.conditional(call, refresh)
 
     def _broken(self, what: str) -> UnsupportedPipelineError:
-        found = suspects(self._module) or watchers(self._module)
-        cause = f"It seems to be {found[0]}, which keeps tensors of earlier calls" if found else "A cache may be why"
+        names = suspects(self._module) or watchers(self._module)
+        cause = f"It seems to be {names[0]}, which keeps tensors of earlier calls" if names else "A cache may be why"
         return UnsupportedPipelineError(
             f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "
             f"{cause}: remove it, or thg.disable(pipe)"

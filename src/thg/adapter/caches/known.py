@@ -56,5 +56,5 @@ def find_caches(network: Any, order: int) -> Caches:
 
     order: of the plan's hare. With 2, features that a cache would hold constant are extrapolated linearly.
     """
-    found: list[BlockCache] = [*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)]
-    return Caches(tuple(found))
+    caches: list[BlockCache] = [*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)]
+    return Caches(tuple(caches))

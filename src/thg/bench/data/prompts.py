@@ -29,16 +29,16 @@ def read_prompts(path: str | Path, column: str | None = None, count: int | None 
     if path.suffix.lower() in DELIMITERS:
         columns, rows = read_table(text, DELIMITERS[path.suffix.lower()], str(path))
         chosen = choose_column(columns, column, str(path))
-        found: Iterable[str] = (row.get(chosen, "") for row in rows)
+        texts: Iterable[str] = (row.get(chosen, "") for row in rows)
     elif path.suffix.lower() == ".jsonl":
-        found = _from_jsonl(text, column, path)
+        texts = _from_jsonl(text, column, path)
     elif path.suffix.lower() == ".txt":
         if column is not None:
             raise DataError(f"{path} is plain text and has no columns: leave column={column!r} out")
-        found = re.split(LINE_END, text)
+        texts = re.split(LINE_END, text)
     else:
         raise DataError(f"{path} ends in {path.suffix!r}: prompts are read from .csv, .tsv, .jsonl or .txt")
-    return take(found, count, str(path))
+    return take(texts, count, str(path))
 
 
 def paired_files(path: str | Path, column: str | None, template: str, count: int) -> list[str]:
@@ -91,12 +91,12 @@ def choose_column(columns: list[str], column: str | None, source: str) -> str:
     return usual[0]
 
 
-def take(found: Iterable[str], count: int | None, source: str) -> list[str]:
+def take(texts: Iterable[str], count: int | None, source: str) -> list[str]:
     """The first `count` prompts that are not empty."""
     if count is not None and count < 1:
         raise DataError(f"count={count}: ask for one prompt or more")
     prompts: list[str] = []
-    for prompt in map(str.strip, found):
+    for prompt in map(str.strip, texts):
         if prompt:
             prompts.append(prompt)
         if len(prompts) == count:

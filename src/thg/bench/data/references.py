@@ -21,8 +21,8 @@ READERS = 4
 
 def files_below(folder: Path) -> list[Path]:
     """All pictures and sounds below a folder, in the order of their names."""
-    known = PICTURE_SUFFIXES | SOUND_SUFFIXES
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in known)
+    suffixes = PICTURE_SUFFIXES | SOUND_SUFFIXES
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
 
 
 def read_references(paths: Sequence[Path]) -> tuple[list[int], list[Batch]]:

@@ -166,8 +166,8 @@ class AdaptiveGuidancePolicy(Policy):
         with enabled(pilot.pipe, recorder):
             pilot.run()
         threshold, nfe = find_threshold(recorder.curves, self.nfe)
-        found = {"threshold": threshold, "nfe_of_pilot": nfe, "pilot": len(recorder.curves[0])}
-        return AdaptiveGuidancePolicy(self.nfe, threshold), found
+        measured = {"threshold": threshold, "nfe_of_pilot": nfe, "pilot": len(recorder.curves[0])}
+        return AdaptiveGuidancePolicy(self.nfe, threshold), measured
 
     @contextmanager
     def applied(self, pipe: Any) -> Iterator[Counted]:

@@ -76,9 +76,9 @@ def denoisers(pipe: Any) -> list[torch.nn.Module]:
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
     if isinstance(layout, Batched | Sequential):
         names = [*layout.denoisers, getattr(layout, "unconditional", None)]
-        found = [getattr(pipe, n) for n in names if n and isinstance(getattr(pipe, n, None), torch.nn.Module)]
+        networks = [getattr(pipe, n) for n in names if n and isinstance(getattr(pipe, n, None), torch.nn.Module)]
     else:
-        found = list(candidates(pipe).values())
-    if not found:
+        networks = list(candidates(pipe).values())
+    if not networks:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
-    return found
+    return networks

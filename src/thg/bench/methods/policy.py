@@ -69,11 +69,11 @@ class Policy(ABC):
 def check_budget(name: str, policy: Policy, steps: int, guidance_scale: float, nfe: int | None) -> None:
     """Raises an error that names the method if its policy cannot meet the budget exactly."""
     try:
-        found = policy.budget(steps, guidance_scale)
+        evaluations = policy.budget(steps, guidance_scale)
     except PlanError as error:
         raise PlanError(f"method {name!r}: {error}") from None
-    if nfe is not None and found is not None and found != nfe:
+    if nfe is not None and evaluations is not None and evaluations != nfe:
         raise PlanError(
-            f"method {name!r} makes {found} evaluations in {steps} steps, but its budget is nfe={nfe}; write "
-            f"nfe={found} or change its plan"
+            f"method {name!r} makes {evaluations} evaluations in {steps} steps, but its budget is nfe={nfe}; write "
+            f"nfe={evaluations} or change its plan"
         )

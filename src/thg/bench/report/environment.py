@@ -15,14 +15,14 @@ from thg.distribution import versions
 
 def environment(device: str) -> dict[str, str]:
     """Date, commit, system, device and versions, as strings."""
-    found = {
+    about = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": _device(device),
         "threads": str(torch.get_num_threads()),
     }
-    return found | versions()
+    return about | versions()
 
 
 def _device(device: str) -> str:

@@ -56,8 +56,8 @@ def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = 
 
 
 def _points(measured: Measured) -> list[Point]:
-    found = [(row, row.metrics.get("psnr")) for row in measured.rows]
-    return [Point(row.name, row.policy, row.nfe, value) for row, value in found if row.nfe and value is not None]
+    values = [(row, row.metrics.get("psnr")) for row in measured.rows]
+    return [Point(row.name, row.policy, row.nfe, value) for row, value in values if row.nfe and value is not None]
 
 
 def _sheet(run: Run, measured: Measured, device: str) -> bool:
@@ -67,10 +67,10 @@ def _sheet(run: Run, measured: Measured, device: str) -> bool:
     series = run.series()
     indices = [index for index in config.sheet.prompts if index < config.count]
     files = [[series[name].file(index) for index in indices] for name in names]
-    found = [path for column in files for path in column if path is not None]
-    if len(found) < len(names) * len(indices) or not found or found[0].suffix == ".wav":
+    kept = [path for column in files for path in column if path is not None]
+    if len(kept) < len(names) * len(indices) or not kept or kept[0].suffix == ".wav":
         return False  # sounds, or pictures that were not kept
-    pipe = load_pipeline(config.model, device) if found[0].suffix == ".safetensors" else None
+    pipe = load_pipeline(config.model, device) if kept[0].suffix == ".safetensors" else None
     columns = [
         Column(name, f"NFE {rows[name].nfe:.0f}", [read_picture(path, pipe) for path in column if path is not None])
         for name, column in zip(names, files, strict=True)
