@@ -78,10 +78,10 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
     units = tuple(unit(sigma) for sigma in sigmas)
     if not all(math.isfinite(u) and u for u in units):  # the last call of a run at sigma = 0
         units = (1.0,) * len(sigmas)
-    found = Response.measured(states.double().numpy())
-    if isinstance(found, str):
-        return Calls(sigmas, units, None, f"the sampler {found}", adds_noise=bool(states[:, -1].any()))
-    return Calls(sigmas, units, found)
+    response = Response.measured(states.double().numpy())
+    if isinstance(response, str):
+        return Calls(sigmas, units, None, f"the sampler {response}", adds_noise=bool(states[:, -1].any()))
+    return Calls(sigmas, units, response)
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:

@@ -82,16 +82,16 @@ class Response:
         final = self.matrix[-1, j:]
         owed = self.matrix[j:, first:j] @ amounts
         enough = NEGLIGIBLE * np.abs(owed).max(initial=0.0)
-        found: list[Array] = []
+        corrections: list[Array] = []
         for n in range(len(owed)):
             c = owed[n] / own[n] if own[n] else np.zeros_like(owed[n])
             owed -= np.outer(self.matrix[j:, j + n], c)
-            found.append(c)
+            corrections.append(c)
             if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
                 if abs(final[n]) > 0.1 * abs(own[n]):  # the last one makes the final state exact
-                    found[-1] = c + owed[-1] / final[n]
+                    corrections[-1] = c + owed[-1] / final[n]
                 break
-        return np.array(found)
+        return np.array(corrections)
 
 
 def probe(count: int) -> Array:
