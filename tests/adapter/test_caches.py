@@ -14,7 +14,7 @@ import thg
 from tests.adapter.families import FAMILIES, Case
 from tests.adapter.families.video import cogvideox, wan21
 from tests.adapter.programs import CACHES, FASTER, LAYERS, STEPS, cache_dit, counted, deepcache, package
-from thg.adapter.caches.deepcache import _continued
+from thg.adapter.caches.deepcache import _extrapolated
 
 LEAPS = thg.uniform(every=4)
 
@@ -114,8 +114,8 @@ def test_features_are_continued_along_a_line() -> None:
     """Outputs of a layer may be nested: a down block returns its hidden states and a tuple of residuals."""
     positions = (3, 6)
     known = tuple((torch.tensor([1.0 + 2 * x]), (torch.tensor([float(x)]), None)) for x in positions)
-    assert _continued(positions, known, 8, order=2) == (torch.tensor([17.0]), (torch.tensor([8.0]), None))
-    assert _continued(positions, known, 8, order=1) == (torch.tensor([13.0]), (torch.tensor([6.0]), None))
+    assert _extrapolated(positions, known, 8, order=2) == (torch.tensor([17.0]), (torch.tensor([8.0]), None))
+    assert _extrapolated(positions, known, 8, order=1) == (torch.tensor([13.0]), (torch.tensor([6.0]), None))
 
 
 def test_a_count_of_calls_is_not_lost() -> None:
