@@ -125,7 +125,7 @@ def test_a_formula_that_is_not_linear_runs_as_plain_cfg(known, noise):
     [
         (own.LooksFirst, "it also calls its network for something else"),
         (own.LooksFirstTwoCalls, "it also calls its network for something else"),
-        (own.PatchesItsNetwork, "mixing is in its network, and may look from one branch at another"),
+        (own.PatchesItsNetwork, "mixing is in its network, and may mix branches"),
     ],
 )
 def test_what_is_more_than_guidance_runs_as_plain_cfg(known, noise, kind, why):
@@ -258,7 +258,7 @@ def test_processors_that_look_at_other_branches(known, noise):
         plain = pipe(WORDS, W, STEPS, noise)
         with thg.enabled(pipe, LEAP):
             assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
-            assert "SharedAttention may look from one branch at another" in thg.summary(pipe).note
+            assert "SharedAttention may mix branches" in thg.summary(pipe).note
     finally:
         pipe.unet.set_attn_processor(before)
 
