@@ -9,7 +9,7 @@ from shipped import CPU
 CALLS = 30  # of the denoiser in a run, about
 NOISE = ("ancestral", "sde", "ddpm", "lcm", "seeds", "sa_solver")  # in their names
 CHAOTIC = ("dpmpp_3m_sde", "res_multistep_ancestral", "seeds_3", "lcm")  # of those, small differences grow most
-PLAIN = {name: "a formula of its own" for name in ALL_SAMPLERS if "cfg_pp" in name and "ancestral" in name}
+PLAIN = {name: "in its own formula" for name in ALL_SAMPLERS if "cfg_pp" in name and "ancestral" in name}
 PLAIN["dpm_adaptive"] = "chooses its steps"
 SAVING = [name for name in ALL_SAMPLERS if name not in PLAIN]
 PAIRS = [("eps", name) for name in SAVING] + [("flow", name) for name in SAVING if not name.endswith("_gpu")]
