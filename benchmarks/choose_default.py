@@ -81,7 +81,7 @@ class Bench:
             self.plain, _ = self.pictures(thg.uniform(every=1), range(samples))
             torch.save(self.plain, plain_path)
 
-    def pictures(self, plan: Any, samples: range, first_seed: int = HELD_OUT) -> tuple[torch.Tensor, float]:
+    def pictures(self, plan: Any, samples: range) -> tuple[torch.Tensor, float]:
         """Pictures in [0, 1] and evaluations per sample."""
         made, evaluations = [], 0
         with thg.enabled(self.pipe, plan):
@@ -89,7 +89,7 @@ class Bench:
                 part = range(start, min(start + self.batch, samples.stop))
                 result = self.pipe(
                     prompt=[self.prompts[i] for i in part],
-                    generator=[torch.Generator().manual_seed(first_seed + i) for i in part],
+                    generator=[torch.Generator().manual_seed(HELD_OUT + i) for i in part],
                     num_inference_steps=STEPS,
                     guidance_scale=DEFAULT_GUIDANCE[self.model],  # type: ignore[index]
                     output_type="pt",
@@ -120,15 +120,6 @@ class Bench:
         write_atomically(path, json.dumps(record).encode())
         return record
 
-    def tolerance(self, nfe: int) -> float:
-        """The tolerance with which the adaptive planner meets a budget on other seeds."""
-        low, high = 1e-4, 1.0
-        for _ in range(7):
-            middle = (low * high) ** 0.5
-            _, evaluations = self.pictures(thg.adaptive(middle), range(min(8, len(self.prompts))), first_seed=0)
-            low, high = (middle, high) if evaluations > nfe else (low, middle)
-        return (low * high) ** 0.5
-
 
 def table(records: list[dict[str, Any]]) -> str:
     lines = []
@@ -158,7 +149,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
     parser.add_argument("--calibration-samples", type=int, default=60)
-    parser.add_argument("--no-adaptive", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/choose_default"))
     args = parser.parse_args()
     records = []
@@ -180,10 +170,6 @@ def main() -> None:
             if setting.nfe in args.budgets:
                 records.append(bench.measure(setting.name, setting.nfe, setting.make(bench.profile, setting.nfe)))
                 print(model, setting.name, _cell(records[-1], setting.nfe), flush=True)
-        for nfe in () if args.no_adaptive else args.budgets:
-            done = bench.folder / f"adaptive-{nfe}-{args.samples}.json"
-            plan = None if done.exists() else thg.adaptive(bench.tolerance(nfe))
-            records.append(bench.measure("adaptive", nfe, plan))
     text = table(records)
     write_atomically(args.out / "table.md", text.encode())
     print(text)

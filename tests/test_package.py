@@ -52,7 +52,6 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
     "TortoiseHareGuidance",
     "UnsupportedPipelineError",
     "__version__",
-    "adaptive",
     "calibrate",
     "disable",
     "enable",

@@ -27,7 +27,6 @@ from thg.errors import (
 from thg.ode.guided_denoiser import GuidedDenoiser
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
-from thg.plans.adaptive_leaps import adaptive
 from thg.plans.both import leap_both
 from thg.plans.fidelity import within
 from thg.plans.guide import Run
@@ -80,7 +79,6 @@ __all__ = [
     "TortoiseHareGuidance",
     "UnsupportedPipelineError",
     "__version__",
-    "adaptive",
     "calibrate",
     "disable",
     "enable",
