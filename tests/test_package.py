@@ -1,6 +1,7 @@
 """The package as a whole: its public names, its import direction, and that it works without diffusers."""
 
 import ast
+import builtins
 import graphlib
 import importlib
 import inspect
@@ -223,6 +224,18 @@ def test_every_error_is_listed():
     }
     assert len(defined) > 8
     assert not {name for name in defined if f"── {name} " not in errors.__doc__}
+
+
+def test_errors_of_python_do_not_reach_the_caller():
+    """They are raised only where the caller is Python or a library that reports them in its own way."""
+    raised = {
+        (_dotted(path), node.exc.func.id)
+        for path, _ in _modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+        if hasattr(builtins, node.exc.func.id) and node.exc.func.id != "AssertionError"  # of unreachable lines
+    }
+    assert raised == {("thg.__init__", "AttributeError"), ("thg.studio.specs", "ValueError")}  # the latter for pydantic
 
 
 def test_every_error_is_a_thg_error():

@@ -200,6 +200,13 @@ def test_wav_files_of_all_widths(tmp_path, width, raw):
     assert rate == 8000
 
 
+@pytest.mark.parametrize("content", [b"", b"RIFF", b"not a sound at all"])
+def test_a_file_that_is_no_sound_is_named(tmp_path, content):
+    (tmp_path / "s.wav").write_bytes(content)
+    with pytest.raises(DataError, match=r"s\.wav is not a wav file"):
+        read_sound(tmp_path / "s.wav")
+
+
 def test_sounds_of_a_folder(tmp_path):
     stereo = np.array([[2**14, 0], [2**14, 2**14]], "<i2").tobytes()
     save_wav(tmp_path / "a.wav", stereo, 2, channels=2, rate=16_000)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import thg
 from tests.core.problems import noise
 from thg.ode.integrate import sample
 from thg.ode.mixture import GaussianMixture
@@ -79,7 +80,7 @@ def test_draws_follow_the_mixture():
 
 def test_wrong_input_is_named():
     mixture = GaussianMixture.random()
-    with pytest.raises(ValueError, match="no class 9"):
+    with pytest.raises(thg.THGError, match="no class 9"):
         mixture.draw(1, label=9)
-    with pytest.raises(ValueError, match="means"):
+    with pytest.raises(thg.THGError, match="means"):
         GaussianMixture(mixture.means, mixture.stds[:2], mixture.weights, mixture.labels)

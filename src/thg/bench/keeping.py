@@ -108,7 +108,7 @@ def size(count: float) -> str:
 def _sound(path: Path) -> tuple[torch.Tensor, int]:
     try:
         return read_sound(path)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thg.errors import THGError
 from thg.ode.network import Denoiser
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
@@ -33,7 +34,7 @@ class GaussianMixture:
     def __post_init__(self) -> None:
         count = self.means.shape[0] if self.means.ndim == 2 else -1
         if any(t.shape != (count,) for t in (self.stds, self.weights, self.labels)):
-            raise ValueError(
+            raise THGError(
                 "a mixture of K Gaussians in D dimensions has means (K, D), and stds, weights and labels (K,), not "
                 f"{[tuple(t.shape) for t in (self.means, self.stds, self.weights, self.labels)]}"
             )
@@ -85,7 +86,7 @@ class GaussianMixture:
             return self.means, self.stds, self.weights
         mine = self.labels == label
         if not bool(mine.any()):
-            raise ValueError(f"there is no class {label}; the classes are {sorted(set(self.labels.tolist()))}")
+            raise THGError(f"there is no class {label}; the classes are {sorted(set(self.labels.tolist()))}")
         return self.means[mine], self.stds[mine], self.weights[mine]
 
     def _split(self, x: Tensor, alpha: float, sigma: float, label: int | None) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from thg.bench.data.errors import DataError
 from thg.bench.metrics.batch import Batch
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -44,7 +45,7 @@ def read_references(paths: Sequence[Path]) -> tuple[list[int], list[Batch]]:
 def _read(path: Path) -> tuple[torch.Tensor, int | None] | None:
     try:
         return read_sound(path) if path.suffix.lower() in SOUND_SUFFIXES else (read_picture(path), None)
-    except (OSError, EOFError, ValueError, SyntaxError, wave.Error, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
 
 
@@ -56,11 +57,14 @@ def read_picture(path: Path) -> torch.Tensor:
 
 def read_sound(path: Path) -> tuple[torch.Tensor, int]:
     """One wav file of 8, 16, 24 or 32-bit integers: mono floats in [-1, 1], and the sample rate."""
-    with wave.open(str(path)) as file:
-        channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-        raw = np.frombuffer(file.readframes(file.getnframes()), dtype=np.uint8).reshape(-1, width)
+    try:
+        with wave.open(str(path)) as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            raw = np.frombuffer(file.readframes(file.getnframes()), dtype=np.uint8).reshape(-1, width)
+    except (wave.Error, EOFError) as error:
+        raise DataError(f"{path} is not a wav file ({error})") from None
     if len(raw) == 0:
-        raise EOFError(f"{path} holds no sound")
+        raise DataError(f"{path} contains no sound")
     if width == 1:  # the only unsigned format
         values = (raw[:, 0].astype(np.float64) - 128) / 128
     else:
