@@ -221,7 +221,7 @@ def test_impossible_wishes(arguments, message):
 
 def corrected(steps, scale=5.0):
     """A run that the corrector works in."""
-    return replace(Run.of(steps, scale), response=Response.from_final([1 / steps] * steps))
+    return replace(Run.of(steps, scale), response=Response.even(steps))
 
 
 @pytest.mark.parametrize("run", [corrected(50), corrected(50, 7.0), corrected(24), corrected(120), Run.of(50, 5.0)])

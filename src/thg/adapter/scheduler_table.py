@@ -25,8 +25,9 @@ class Kind:
     there. order: of its steps, if no `solver_order` is configured. predicts: the kinds of network that it supports.
     grid: how its noise levels are stored, if they can be read exactly. method: the solver of the core that takes the
     same steps, if there is one. instead: for a scheduler that adds noise at every step, the most similar one that does
-    not. settings: of a variant: its configuration in addition to the settings of the model. linear: linear in the
-    network's outputs unless it clips or thresholds. One that adds noise counts as not linear.
+    not. settings: of a variant: its configuration in addition to the settings of the model.
+
+    All that add no noise are linear in the network's outputs, unless they are configured to clip or threshold.
     """
 
     name: str
@@ -47,10 +48,6 @@ class Kind:
     @property
     def adds_noise(self) -> bool:
         return bool(self.instead)
-
-    @property
-    def linear(self) -> bool:
-        return not self.adds_noise
 
 
 _ROWS = (

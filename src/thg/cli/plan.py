@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
 
 def plain_run(steps: int, guidance_scale: float | None) -> Run:
     """A run with a first-order scheduler whose steps are even."""
-    return replace(Run.of(steps, guidance_scale), response=Response.from_final([1 / steps] * steps))
+    return replace(Run.of(steps, guidance_scale), response=Response.even(steps))
 
 
 def _without_profile(args: argparse.Namespace) -> Planner:

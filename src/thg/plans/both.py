@@ -7,7 +7,6 @@ steps, this keeps the sampler's grid, and therefore the picture.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -71,18 +70,14 @@ class BothGuide(HareGuide):
         self._every = every
         self._between = range(ENDS[0], run.steps - ENDS[1])
         self._ran = -1  # the last step at which the network was asked to run
-        self._outputs_at: deque[float] = deque(maxlen=hare.MEMORY)
-        self._outputs: deque[Term] = deque(maxlen=hare.MEMORY)
+        self._outputs = hare.History()  # of the conditional branch
 
     def conditional(self, step: int) -> Term | None:
         runs = step not in self._between or step % self._every == 0 or len(self._outputs) < hare.MEMORY
         if runs or self.evaluates(step):
             self._ran = step
             return None
-        return tuple(
-            hare.predict(tuple(self._outputs_at), history, self._at[step], hare.MEMORY)
-            for history in zip(*self._outputs, strict=True)
-        )
+        return self._outputs.predict(self._at[step], order=hare.MEMORY)
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         self._remember(step, conditional)
@@ -93,13 +88,8 @@ class BothGuide(HareGuide):
         return super().predict(step, conditional)
 
     def _remember(self, step: int, conditional: Term) -> None:
-        if self._ran != step:
-            return  # it was predicted
-        if self._outputs_at and self._outputs_at[-1] == self._at[step]:  # two calls at one time (Heun)
-            self._outputs_at.pop()
-            self._outputs.pop()
-        self._outputs_at.append(self._at[step])
-        self._outputs.append(tuple(_kept(part) for part in conditional))
+        if self._ran == step:  # otherwise it was predicted
+            self._outputs.add(self._at[step], tuple(_kept(part) for part in conditional))
 
 
 def _kept(output: torch.Tensor) -> torch.Tensor:

@@ -120,14 +120,14 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
     if run.adds_noise:  # no corrector, and the noise dominates earlier errors
         return even(run.steps, count)
     density = tapering((np.arange(run.steps) + 0.5) / run.steps)
-    way = np.zeros(run.steps) if run.response is None else run.response.ways()
-    if not way.any():
+    sizes = np.zeros(run.steps) if run.response is None else run.response.step_sizes()
+    if not sizes.any():
         return lightest(density, count)
-    way = way / way.sum()
-    along = tapering(np.cumsum(way) - way / 2) * way
-    density = density / density.mean() + along / along.mean()
-    worth = 1 + int(np.flatnonzero(way * run.steps >= TINY_STEP)[-1])
-    return lightest(density[: max(worth, count)], count)
+    sizes = sizes / sizes.sum()
+    by_distance = tapering(np.cumsum(sizes) - sizes / 2) * sizes
+    density = density / density.mean() + by_distance / by_distance.mean()
+    end = 1 + int(np.flatnonzero(sizes * run.steps >= TINY_STEP)[-1])
+    return lightest(density[: max(end, count)], count)
 
 
 def tapering(x: Array) -> Array:
@@ -147,11 +147,11 @@ def lightest(density: Array, count: int) -> tuple[int, ...]:
         raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {count}")
     if count == 1:
         return (0,)
-    passed = np.append(0.0, np.cumsum(density)) / np.sum(density)
+    covered = np.append(0.0, np.cumsum(density)) / np.sum(density)
     longest = min(steps - 1, LONGEST_LEAP * steps // count)
     ends = np.arange(steps)[:, None]
     starts = ends - np.arange(1, longest + 1)  # row: the step where a leap ends; column: how long it is
-    weight = (passed[ends] - passed[np.maximum(starts, 0)]) ** 4
+    weight = (covered[ends] - covered[np.maximum(starts, 0)]) ** 4
     weight[:, 0] = 0.0
     weight[starts < 0] = np.inf
     best = np.where(np.arange(steps) == 0, 0.0, np.inf)  # of the grids so far, by their last step

@@ -10,7 +10,6 @@ A network may return several tensors (video and sound), so a term is a tuple of 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -54,11 +53,6 @@ class Run:
     order: int = 1
     adds_noise: bool = False
     end_log_snr: float | None = None
-
-    @property
-    def responses(self) -> tuple[float, ...] | None:
-        """W_k: the response of the final state to the network's output at call k."""
-        return None if self.response is None else self.response.final
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
@@ -139,8 +133,7 @@ class HareGuide:
         self._at = run.positions
         self._run = run
         self._estimate: Estimate | None = _estimate(plan, run)
-        self._positions: deque[float] = deque(maxlen=hare.MEMORY)
-        self._terms: deque[Term] = deque(maxlen=hare.MEMORY)
+        self._history = hare.History()
         self._last_step = -1  # the last step with guidance
         self._evaluated_at = -1  # the last step that was evaluated
         self._corrections: list[Correction] = []  # those that act on this step or on later ones
@@ -149,20 +142,15 @@ class HareGuide:
         if not self.plan.guides(step):
             return False
         # the pipeline may switch guidance on late, or on again: then there are no recent terms to predict from
-        return self.plan.evaluates(step) or not self._terms or self._last_step < step - 1
+        return self.plan.evaluates(step) or not self._history or self._last_step < step - 1
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        position = self._at[step]
         if self._last_step < step - 1:  # guidance was off in between: terms before the gap are not used
             self._forget()
         elif step - self._evaluated_at > 1:
             self._judge(step, term)
         self._last_step = self._evaluated_at = step
-        if self._positions and self._positions[-1] == position:  # two calls at one time (Heun): the later one counts
-            self._positions.pop()
-            self._terms.pop()
-        self._positions.append(position)
-        self._terms.append(term)
+        self._history.add(self._at[step], term)
         boost = self.plan.boost_at(step)
         if boost == 1.0 and not self._corrections:
             return None
@@ -173,15 +161,11 @@ class HareGuide:
             self._forget()
             return None
         self._last_step = step
-        terms = tuple(
-            hare.predict(tuple(self._positions), history, self._at[step], self.plan.hare_order, self.plan.slope)
-            for history in zip(*self._terms, strict=True)
-        )
-        return self._corrected(step, _scaled(terms, self.plan.boost_at(step)))  # d <- b d
+        term = self._history.predict(self._at[step], self.plan.hare_order, self.plan.slope)
+        return self._corrected(step, _scaled(term, self.plan.boost_at(step)))  # d <- b d
 
     def _forget(self) -> None:
-        self._positions.clear()
-        self._terms.clear()
+        self._history.clear()
         self._corrections.clear()
 
     # -- the error of the last leap, from the new term
@@ -197,14 +181,16 @@ class HareGuide:
     def _judge(self, step: int, term: Term) -> None:
         """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
         start, response = self._evaluated_at, self._run.response
-        if self._positions[-1] == self._at[step]:
+        if self._history.ends_at(self._at[step]):
             return  # a second call at the time of the last evaluation: no leap in between
-        terms = (*self._terms, term)[-1 - self.plan.hare_order :]
+        terms = (*self._history.terms, term)[-1 - self.plan.hare_order :]
         missed = np.array([self._missed(k, step) for k in range(start, step)])
         if self._estimate is not None:
-            surprise = np.array(self._missed(step, step))
-            seen = _way(self._run, start, step) * surprise if response is None else response.seen(start, missed)
-            self._estimate.add(_combined(terms, seen.tolist()))
+            if response is None:
+                error = _leap_length(self._run, start, step) * np.array(self._missed(step, step))
+            else:
+                error = response.input_error(start, missed)
+            self._estimate.add(_combined(terms, error.tolist()))
         if response is not None and self.plan.corrector:
             gains = response.corrections(start, self.plan.corrector * missed)
             self._corrections.append(Correction(terms, step, gains))
@@ -215,7 +201,7 @@ class HareGuide:
         The polynomial through the new term and those used for the prediction, minus that prediction.
         """
         order, at = self.plan.hare_order, self._at[call]
-        nodes = tuple(self._positions)[-order:]
+        nodes = self._history.positions[-order:]
         better = hare.interpolation((*nodes, self._at[step]), at)
         used = (*hare.weights(nodes, at, order, self.plan.slope), 0.0)
         boost = self.plan.boost_at(call)
@@ -225,10 +211,13 @@ class HareGuide:
         """The term plus the corrections of this step; completed corrections are dropped."""
         if not self._corrections:
             return term
-        owed = [(c.terms, c.gains_at(step)) for c in self._corrections]
+        terms, weights = [term], [1.0]
+        for correction in self._corrections:
+            if gains := correction.gains_at(step):
+                terms += correction.terms
+                weights += gains
         self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
-        terms = [term, *(part for terms, gains in owed if gains for part in terms)]
-        return _combined(terms, [1.0, *(gain for _, gains in owed for gain in gains)])
+        return _combined(terms, weights)
 
 
 def _scaled(term: Term, factor: float) -> Term:
@@ -254,7 +243,7 @@ def _estimate(plan: Plan, run: Run) -> Estimate | None:
     return Estimate(share * abs(run.guidance_scale - 1))
 
 
-def _way(run: Run, start: int, step: int) -> float:
+def _leap_length(run: Run, start: int, step: int) -> float:
     """The length of a leap if the response is unknown: in noise levels, or as a share of the steps."""
     if run.log_snr is None:
         return (step - start) / run.steps

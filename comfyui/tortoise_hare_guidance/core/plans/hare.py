@@ -7,6 +7,7 @@ Independent of pipelines, schedules and plans.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -46,3 +47,47 @@ def predict(
         return terms[-1]
     # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
     return terms[-1].lerp(terms[-2], w[0])
+
+
+class History:
+    """The last evaluations of a term (a tuple of tensors), as many as a prediction needs.
+
+    Of several evaluations at one position (Heun calls the network twice at one time) the latest counts.
+    """
+
+    def __init__(self) -> None:
+        self._positions: deque[float] = deque(maxlen=MEMORY)
+        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=MEMORY)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    @property
+    def positions(self) -> tuple[float, ...]:
+        """Oldest first."""
+        return tuple(self._positions)
+
+    @property
+    def terms(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Oldest first."""
+        return tuple(self._terms)
+
+    def ends_at(self, position: float) -> bool:
+        """Is the last evaluation at this position?"""
+        return bool(self._positions) and self._positions[-1] == position
+
+    def add(self, position: float, term: tuple[Tensor, ...]) -> None:
+        if self.ends_at(position):
+            self._positions.pop()
+            self._terms.pop()
+        self._positions.append(position)
+        self._terms.append(term)
+
+    def clear(self) -> None:
+        self._positions.clear()
+        self._terms.clear()
+
+    def predict(self, position: float, order: int, damping: float = 1.0) -> tuple[Tensor, ...]:
+        """The term at another position."""
+        parts = zip(*self._terms, strict=True)
+        return tuple(predict(self.positions, values, position, order, damping) for values in parts)

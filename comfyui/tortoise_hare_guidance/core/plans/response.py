@@ -4,14 +4,13 @@
 A leap used predicted guidance; a new evaluation shows what was missing at each of its steps, `amount_k * direction`.
 With these amounts, a linear solver would have added `sum_k R[n, k] amount_k * direction` to the state after call n. The
 same states are reached by adding multiples c_j, c_(j+1), ... of the direction to the guidance of the following calls,
-one after the other: `R[n, n] c_n = owed_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
+one after the other: `R[n, n] c_n = missing_n - sum_(m<n) R[n, m] c_m`. The factor w - 1 is on both sides and
 cancels. A one-step solver needs c_j alone, sum_k W_k amount_k / W_j; a solver with memory a few more, because an output
 acts on several of its states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LOUD = 100.0  # far larger than any network output
+LARGE = 100.0  # far larger than any network output
 LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
-NEGLIGIBLE = 0.05  # share of the owed states below which no further calls are corrected
+NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,34 +34,29 @@ class Response:
     scales: Array | None = None
 
     @classmethod
-    def from_final(cls, responses: Sequence[float]) -> Response:
-        """If only W_k is known: as if the final state were the next one."""
-        return cls(np.tril(np.broadcast_to(np.asarray(responses, dtype=np.float64), (len(responses),) * 2)))
+    def even(cls, steps: int) -> Response:
+        """That of a one-step solver with equal steps."""
+        return cls(np.tril(np.full((steps, steps), 1 / steps)))
 
     @classmethod
     def measured(cls, states: Array, scales: Array | None = None) -> Response | str:
         """From the states after each call (rows) of a solver started at zero with outputs `probe`; or the reason why
         not."""
-        matrix, loud, silent = states[:, :-2], states[:, -2], states[:, -1]
-        if silent.any():
+        matrix, large, zero = states[:, :-2], states[:, -2], states[:, -1]
+        if zero.any():
             return "adds noise"
         expected = matrix @ probe(len(matrix))[:, -2]
-        if not np.allclose(loud, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
+        if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
             return "is not linear with this configuration (it clips or thresholds)"
         return cls(matrix, scales)
-
-    @property
-    def final(self) -> tuple[float, ...]:
-        """W_k: the response of the final state to the output of each call."""
-        return tuple(self.matrix[-1].tolist())
 
     def part(self, start: int, end: int) -> Response:
         """The response restricted to the calls from `start` to `end`."""
         scales = None if self.scales is None else self.scales[start:end]
         return Response(self.matrix[start:end, start:end], scales)
 
-    def seen(self, first: int, amounts: Array) -> Array:
-        """The effect on the network's next input of these amounts missing at the calls from `first` on.
+    def input_error(self, first: int, amounts: Array) -> Array:
+        """The error in the network's next input after these amounts were missing at the calls from `first` on.
 
         amounts: a row for each call, a column for each missing direction.
         """
@@ -70,7 +64,7 @@ class Response:
         scale = 1.0 if self.scales is None else self.scales[j]
         return np.asarray(scale * (self.matrix[j - 1, first:j] @ amounts))
 
-    def ways(self) -> Array:
+    def step_sizes(self) -> Array:
         """How far each call moves the network's input, per unit of its output."""
         after = 1.0 if self.scales is None else np.append(self.scales[1:], 1.0)
         return np.asarray(np.abs(np.diagonal(self.matrix)) * after)
@@ -78,18 +72,18 @@ class Response:
     def corrections(self, first: int, amounts: Array) -> Array:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
         j = first + len(amounts)
-        own = np.diagonal(self.matrix)[j:]
+        diagonal = np.diagonal(self.matrix)[j:]
         final = self.matrix[-1, j:]
-        owed = self.matrix[j:, first:j] @ amounts
-        enough = NEGLIGIBLE * np.abs(owed).max(initial=0.0)
+        missing = self.matrix[j:, first:j] @ amounts
+        tolerance = NEGLIGIBLE * np.abs(missing).max(initial=0.0)
         corrections: list[Array] = []
-        for n in range(len(owed)):
-            c = owed[n] / own[n] if own[n] else np.zeros_like(owed[n])
-            owed -= np.outer(self.matrix[j:, j + n], c)
+        for n in range(len(missing)):
+            c = missing[n] / diagonal[n] if diagonal[n] else np.zeros_like(missing[n])
+            missing -= np.outer(self.matrix[j:, j + n], c)
             corrections.append(c)
-            if np.abs(owed[n + 1 :]).max(initial=0.0) <= enough:
-                if abs(final[n]) > 0.1 * abs(own[n]):  # the last one makes the final state exact
-                    corrections[-1] = c + owed[-1] / final[n]
+            if np.abs(missing[n + 1 :]).max(initial=0.0) <= tolerance:
+                if abs(final[n]) > 0.1 * abs(diagonal[n]):  # the last one makes the final state exact
+                    corrections[-1] = c + missing[-1] / final[n]
                 break
         return np.array(corrections)
 
@@ -100,5 +94,5 @@ def probe(count: int) -> Array:
     A solver that clips or thresholds does not respond linearly to the large values; one that adds noise has a non-zero
     state for zero outputs.
     """
-    loud = LOUD * np.random.default_rng(0).standard_normal((count, 1))
-    return np.concatenate([np.eye(count), loud, np.zeros((count, 1))], axis=1)
+    large = LARGE * np.random.default_rng(0).standard_normal((count, 1))
+    return np.concatenate([np.eye(count), large, np.zeros((count, 1))], axis=1)
