@@ -90,6 +90,22 @@ class TwoCallsUncondFirst(OwnPipeline):
         return u + w * (c - u)
 
 
+class Experts:
+    """Another network from the middle of the run on."""
+
+    def run(self, state: Tensor, time: Tensor, embedding: Tensor) -> Tensor:
+        expert = self.unet if time > 500 else self.unet_2
+        return expert(state, time, encoder_hidden_states=embedding).sample
+
+
+class ExpertsCondFirst(Experts, TwoCalls):
+    pass
+
+
+class ExpertsUncondFirst(Experts, TwoCallsUncondFirst):
+    pass
+
+
 class ThreeBranches(OwnPipeline):
     """Led away from the neutral prompt and, a little, from another one."""
 

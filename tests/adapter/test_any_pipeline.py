@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 import thg
 from tests.adapter import own_pipelines as own
 from thg.adapter import lesson
-from thg.adapter.ahead import same_arguments
+from thg.adapter.sequential import same_arguments
 
 WORDS = ["a dark ankle boot", "a pale dress"]
 STEPS, W = 8, 5.0
@@ -153,6 +154,21 @@ def test_a_call_with_fewer_rows_may_begin_a_step(known, noise):
         assert torch.equal(pipe(WORDS, W, STEPS, noise), simple(WORDS, W, STEPS, noise))
         assert thg.summary(pipe).note == ""
         assert thg.summary(pipe).nfe == thg.summary(simple).nfe + STEPS
+
+
+def test_the_network_changes_in_the_middle_of_a_run(known, noise):
+    """Also where the conditional call comes second, and is made ahead of time."""
+    expert = copy.deepcopy(known.unet)
+    expert.conv_out.weight.data *= 1.1
+    made = []
+    for kind in (own.ExpertsCondFirst, own.ExpertsUncondFirst):
+        pipe = own.build(kind, known)
+        pipe.unet_2 = expert
+        with thg.enabled(pipe, LEAP):
+            made.append(pipe(WORDS, W, STEPS, noise))
+            assert thg.summary(pipe).note == ""
+            assert thg.summary(pipe).saved > 0.15
+    torch.testing.assert_close(*made)
 
 
 def test_a_pipeline_that_steps_by_itself(known, noise):

@@ -16,13 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from thg.adapter import rows
-from thg.adapter.answers import answer_batched, answer_control, answer_sequential
+from thg.adapter.batched import answer_batched, answer_control
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.lesson import Lesson
 from thg.adapter.observe import SeenCall, mixes_rows, watched
 from thg.adapter.section import Section
+from thg.adapter.sequential import answer_sequential
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import GuideMaker, Visitor
 from thg.plans.report import Summary

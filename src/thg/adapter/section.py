@@ -17,7 +17,8 @@ from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.rows import is_sample, outline, tensors_of
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
+from thg.plans.both import PredictsConditional
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term
 from thg.plans.plan import Plan
 
 
@@ -43,10 +44,11 @@ class Section:
         self.loop_time: Any = None
         self.time: Any = None
         self.stepped: bool | None = None  # has the scheduler made its step since? None if no step was observed yet
-        # pipelines that call their network once per branch: the conditional call of the current step
-        self.conditional: Call | None = None
-        self.output: Any = None
         self.template: Any = None  # the outline of an output, for outputs that are predicted entirely
+        # pipelines that call their network once per branch: the first call of the current step, and an output of it
+        self.conditional: Call | None = None
+        self.unconditional: Call | None = None
+        self.output: Any = None
         self.ahead: Call | None = None  # the last conditional call, where it comes second
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
@@ -141,6 +143,15 @@ class Section:
         if self.template is None:
             self.template = outline(output)
 
+    def predicted_conditional(self) -> Term | None:
+        """The predicted conditional output of this step, with the types of the network's; None if it must run."""
+        guide = self.guide
+        output = guide.conditional(self.step) if isinstance(guide, PredictsConditional) else None
+        if output is None:
+            return None
+        dtypes = [tensor.dtype for tensor in tensors_of(self.template)]  # a template may have more samples
+        return tuple(part.to(dtype) for part, dtype in zip(output, dtypes, strict=False))
+
     def watch(self, call: Call, output: Any) -> None:
         """Checks the output of the last call: NaN spreads to all later states, so this covers the whole run."""
         flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
@@ -151,7 +162,7 @@ class Section:
     def release(self) -> None:
         """Drops everything that holds tensors, and keeps what the summary needs."""
         self._plan, self._guide = self.plan, None
-        self.conditional = self.ahead = self.output = self.template = None
+        self.conditional = self.unconditional = self.ahead = self.output = self.template = None
         self.time = self.loop_time = self._guidance_decided = None
         self.key = ()
         self._networks.clear()

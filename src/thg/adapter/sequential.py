@@ -1,0 +1,152 @@
+"""Answers the network calls of pipelines that call their network once per branch.
+
+The unconditional output of a leap is e_u = e_c - d, so e_c is needed first. If the conditional call comes second, it is
+made ahead of time: from the second guided step on, the conditional call of the previous step is repeated with the new
+sample and time as soon as the unconditional call arrives; when the pipeline then makes the call itself, it gets that
+output. This is correct if the conditional arguments are the same objects from step to step. If they are not, the call
+is made unchanged, and nothing is skipped from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from thg.adapter import rows
+from thg.adapter.call import Call
+from thg.adapter.caller import Caller
+from thg.adapter.layouts import Sequential
+from thg.adapter.section import Section
+from thg.adapter.terms import difference, unconditional
+from thg.errors import UnsupportedPipelineError
+from thg.plans.guide import Term, Visitor
+
+CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # diffusers' cache contexts
+
+
+def answer_sequential(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
+    """A call with one branch."""
+    if layout.branches[0] == "cond":
+        return _conditional_first(section, caller, call)
+    return _unconditional_first(section, layout, caller, call)
+
+
+def _conditional_first(section: Section, caller: Caller, call: Call) -> Any:
+    if call.context in CONDITIONAL or call.context in UNCONDITIONAL:
+        second = call.context in UNCONDITIONAL
+    else:
+        second = call.role == "unconditional" or section.same_step(caller, call)
+    if second and section.conditional is not None:
+        conditional, output = section.conditional, section.output
+        section.conditional = section.output = None
+        section.guided_steps += 1
+        section.guided_at = section.step
+        return _unconditional_output(section, conditional, output, call)
+    if second:  # a further call of this step
+        return _counted(section, section.network(call).apart(call))
+    section.next_step(caller, call)
+    section.conditional = call.kept()
+    guided = section.guided_at == section.step - 1  # assumed: the other branch is called later
+    if guided and (own := section.predicted_conditional()) is not None:
+        section.count(0, instead_of=1)
+        section.output = rows.assemble(section.template, [own])
+        return section.output
+    refresh = guided and section.guide.evaluates(section.step)
+    section.output = _counted(section, section.network(call).first_of_two(call, refresh))
+    section.keep_form(section.output)
+    return section.output
+
+
+def _unconditional_first(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
+    if section.step < 0 or not section.same_step(caller, call):
+        section.next_step(caller, call)
+        section.unconditional = call
+        return _unconditional_ahead(section, layout, call)
+    if section.unconditional is None:  # a further call of this step
+        return _counted(section, section.network(call).apart(call))
+    first, section.unconditional = section.unconditional, None
+    made, section.ahead = section.ahead, call.kept()
+    section.guided_steps += 1
+    if made is None:
+        return _first_conditional(section, call, first)
+    if made.module is not call.module or not same_arguments(*(c.with_sample(None, None) for c in (made, call))):
+        raise UnsupportedPipelineError("the arguments of its conditional call, which comes second, change at each step")
+    return section.output
+
+
+def _unconditional_ahead(section: Section, layout: Sequential, call: Call) -> Any:
+    """An unconditional call that comes first. From the second guided step on, the conditional call is made here."""
+    if section.ahead is None:
+        section.output = _counted(section, section.network(call).apart(call))
+        return section.output
+    partner = section.ahead.with_sample(call.sample, call.time)
+    if layout.unconditional is None:  # some pipelines change to another network in the middle of a run
+        partner = partner.answered_by(call.network)
+    section.ahead = partner
+    evaluates = section.guide.evaluates(section.step)
+    section.output = _counted(section, section.network(partner).first_of_two(partner, evaluates))
+    return _unconditional_output(section, partner, section.output, call)
+
+
+def _first_conditional(section: Section, call: Call, unconditional: Call) -> Any:
+    """The conditional call of the first guided step; the unconditional branch has run before it."""
+    _visit(section, call, unconditional)
+    output = _counted(section, section.network(call).first_of_two(call, refresh=True))
+    (conditional,), (other,) = rows.branch_terms(output, 1), rows.branch_terms(section.output, 1)
+    if section.guide.observe(section.step, conditional, difference(conditional, other)) is not None:
+        raise UnsupportedPipelineError("its plan changes the first step, whose unconditional call comes first")
+    return output
+
+
+def _unconditional_output(section: Section, first: Call, output: Any, call: Call) -> Any:
+    """The unconditional output of a step, evaluated or predicted. first: the conditional call, and its output."""
+    (conditional,) = rows.branch_terms(output, 1)
+    if not section.guide.evaluates(section.step):
+        section.count(0, instead_of=1)
+        term = section.guide.predict(section.step, conditional)
+        return rows.assemble(output, [unconditional(conditional, term)])
+    _visit(section, first, call)
+    own = _counted(section, section.network(call).apart(call))
+    (other,) = rows.branch_terms(own, 1)
+    used = section.guide.observe(section.step, conditional, difference(conditional, other))
+    return own if used is None else rows.assemble(own, [unconditional(conditional, used)])
+
+
+def _visit(section: Section, conditional: Call, unconditional: Call) -> None:
+    """Passes the step to a guide that also evaluates the network between steps."""
+
+    def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
+        calls = (conditional, unconditional)
+        e_c, e_u = (rows.branch_terms(call.with_sample(sample, time)(), 1)[0] for call in calls)
+        return e_c, difference(e_c, e_u)
+
+    if isinstance(section.guide, Visitor):
+        section.guide.visit(section.step, unconditional.sample, unconditional.time, evaluate)
+
+
+def _counted(section: Section, output: Any) -> Any:
+    """An output for which the network ran with one branch."""
+    section.count(1, instead_of=1)
+    return output
+
+
+def same_arguments(one: Any, other: Any) -> bool:
+    """Are these the same objects, including the entries of lists, tuples and dicts? Never waits for a device.
+
+    Equal views of one tensor count as the same object.
+    """
+    if one is other:
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        place, same_place = (
+            (id(value._base), value.storage_offset(), value.shape, value.stride()) for value in (one, other)
+        )
+        return one._base is not None and place == same_place
+    if isinstance(one, Call) and isinstance(other, Call):
+        return same_arguments((one.args, one.kwargs), (other.args, other.kwargs))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_arguments(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_arguments, one, other))
+    return isinstance(one, int | float | str) and isinstance(other, int | float | str) and one == other
