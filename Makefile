@@ -20,7 +20,7 @@ demo: $(STAMP)  ## the main job: plain CFG and thg side by side, in demo.png
 test: $(STAMP) lint  ## everything that CI checks
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-minimum:  ## a part of the tests with the lowest versions of the dependencies, in an environment of its own
+test-minimum:  ## a part of the tests with the lowest versions of the dependencies, in a separate environment
 	$(PYTHON) -m venv build/minimum
 	build/minimum/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-minimum.txt \
 		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil
@@ -29,7 +29,7 @@ test-minimum:  ## a part of the tests with the lowest versions of the dependenci
 comfyui:  ## the copy of the core in the folder of the ComfyUI nodes
 	$(PYTHON) comfyui/make_core.py
 
-test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in an environment of its own; left out if that cannot be had
+test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in a separate environment; skipped if the installation fails
 	$(PYTHON) comfyui/install.py build/comfyui || test $$? -eq 3
 	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 		build/comfyui/venv/bin/python -m pytest -o filterwarnings=default comfyui/tests
@@ -47,7 +47,7 @@ lint: $(STAMP)
 docs: $(STAMP)  ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench-core: $(STAMP)  ## the cost of the sampling loop beside the network
+bench-core: $(STAMP)  ## the cost of the sampling loop without the network
 	$(BIN)/python benchmarks/bench_core.py
 
 clean:

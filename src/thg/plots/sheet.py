@@ -27,7 +27,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Column:
-    """One method: its name, what it has cost in up to three lines, and a picture for each row."""
+    """One method: its name, up to three lines below it, and a picture for each row."""
 
     title: str
     caption: str
