@@ -34,7 +34,7 @@ from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import load_config, parse_config
 from thg.bench.metrics.vggish import VGGish
 from thg.bench.shard import Shard
-from thg.bench.stages import Run, make_samples
+from thg.bench.stages import BenchmarkRun, make_samples
 from thg.cli import main
 from thg.media import wav_bytes
 
@@ -175,7 +175,7 @@ def finish(folder: Path) -> str:
     return "".join((folder / f"process-{rank}" / "out.txt").read_text() for rank in range(2))
 
 
-def samples_of(run: Run) -> dict[str, bytes]:
+def samples_of(run: BenchmarkRun) -> dict[str, bytes]:
     return {
         f"{name}/{file.name}": file.read_bytes()
         for name, series in run.series().items()
@@ -192,9 +192,9 @@ def rehearse(table: Path, home: Path) -> str:
     killed = {stage: kill_in(stage, folder) for stage in STAGES}
     out = finish(folder)
     assert (folder / "run" / "report.md").exists()
-    whole = Run.start(parse_config(config.source, config.base), folder / "whole", folder / "whole" / "store")
+    whole = BenchmarkRun.start(parse_config(config.source, config.base), folder / "whole", folder / "whole" / "store")
     make_samples(whole, Shard(), lambda text: None)
-    assert samples_of(whole) == samples_of(Run.stored(folder / "run"))
+    assert samples_of(whole) == samples_of(BenchmarkRun.stored(folder / "run"))
     return f"{table.stem}: killed in {', '.join(stage for stage, done in killed.items() if done)}\n{out}"
 
 

@@ -25,7 +25,7 @@ from thg.bench.config import BenchConfig, parse_config
 from thg.bench.report import write_report
 from thg.bench.report.measure import Measured, reduce_rows
 from thg.bench.shard import Shard
-from thg.bench.stages import Run, make_samples, measure_samples
+from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 
 STEPS = 6
 
@@ -122,9 +122,9 @@ def config_in(folder: Path, **changes) -> BenchConfig:
     return parse_config(given, folder)
 
 
-def run_in(config: BenchConfig, path: Path) -> Run:
+def run_in(config: BenchConfig, path: Path) -> BenchmarkRun:
     """A run with a store of its own, so that tests do not share samples."""
-    return Run.start(config, path, path / "store")
+    return BenchmarkRun.start(config, path, path / "store")
 
 
 def silent(text: str) -> None:
@@ -155,13 +155,13 @@ def report(config: BenchConfig, path: Path) -> str:
 def sample_file(path: Path, name: str) -> Path:
     """A file of a run's samples by method and name: "cfg/000004.json"."""
     slug, _, file = name.partition("/")
-    run = Run.stored(path)
+    run = BenchmarkRun.stored(path)
     method = next(method for method in run.config.methods if method.slug == slug)
     return run.series()[method.name].path / "samples" / file
 
 
 def _files(path: Path, suffix: str) -> dict[str, bytes]:
-    run = Run.stored(path)
+    run = BenchmarkRun.stored(path)
     return {
         f"{run.config.method(name).slug}/{file.name}": file.read_bytes()
         for name, series in run.series().items()

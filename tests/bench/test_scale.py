@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.bench import rehearsal
 from tests.bench.runs import config_in, pictures, quietly, save_model, values
-from thg.bench.stages import Run
+from thg.bench.stages import BenchmarkRun
 
 COUNT, STEPS, REFERENCES = 2, 12, 1000
 
@@ -73,7 +73,7 @@ def test_two_processes_killed_while_they_sample_and_while_they_measure_end_with_
         process.join()
     assert not (home / "run" / "report.md").exists()
     assert "| THG |" in rehearsal.finish(home)
-    run = Run.stored(home / "run")
+    run = BenchmarkRun.stored(home / "run")
     assert not run.missing_samples()
     assert (home / "run" / "sheet.png").exists()
     quietly(config_in(home, **{**run.config.source, "references": {}}), home / "one")

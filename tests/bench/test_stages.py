@@ -21,7 +21,7 @@ from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
 from thg.bench.shard import Shard
-from thg.bench.stages import Run, make_samples, measure_samples
+from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import main
 
 METRICS = ["psnr", "clip_score", "judge_frechet"]
@@ -124,17 +124,20 @@ def test_references_are_those_of_the_prompts_and_missing_ones_are_named(home, ca
 
 def test_runs_that_have_a_method_in_common_share_its_samples(home, tmp_path):
     store = tmp_path / "store"
-    make_samples(Run.start(config(home), tmp_path / "one", store), Shard(), silent)
+    make_samples(BenchmarkRun.start(config(home), tmp_path / "one", store), Shard(), silent)
     one = {path: path.stat().st_mtime_ns for path in store.rglob("*.png")}
     methods = [METHODS[0], {"name": "another name", **{k: v for k, v in METHODS[1].items() if k != "name"}}]
     methods.append({"name": "new", "policy": "uniform", "nfe": STEPS + 2})
     other = config(home, methods=methods, title="another table")
-    make_samples(Run.start(other, tmp_path / "two", store), Shard(), silent)
+    make_samples(BenchmarkRun.start(other, tmp_path / "two", store), Shard(), silent)
     both = {path: path.stat().st_mtime_ns for path in store.rglob("*.png")}
     assert len(both) - len(one) == 4  # the new method alone
     assert {path: both[path] for path in one} == one
     others = [{"seed": 1}, {"guidance_scale": 4.0}, {"steps": STEPS + 1}]
-    keys = {Run.start(config(home, **change), tmp_path / "k", store).series()["CFG"].key for change in [{}, *others]}
+    keys = {
+        BenchmarkRun.start(config(home, **change), tmp_path / "k", store).series()["CFG"].key
+        for change in [{}, *others]
+    }
     assert len(keys) == 4
 
 

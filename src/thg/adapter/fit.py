@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thg.adapter.terms import at_least_float32
+
 ROUNDING = 1e-4  # relative error that float32 arithmetic between network and scheduler may cause
 DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it is new
 
@@ -45,9 +47,9 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
     sample: P may also contain a multiple of it (a conversion between prediction types before the step).
     Means over the rows are weighted by the effect of guidance on them.
     """
-    target, first, *others = (_at_least_float32(value) for value in (passed, *branches))
+    target, first, *others = (at_least_float32(value) for value in (passed, *branches))
     differences = [other - first for other in others]
-    columns = [first, *differences, *([] if sample is None else [_at_least_float32(sample)])]
+    columns = [first, *differences, *([] if sample is None else [at_least_float32(sample)])]
     coefficients = least_squares(columns, target)
     left = target - _sum([c * column for c, column in zip(coefficients, columns, strict=True)])
     scale, moves = coefficients[0], coefficients[1 : len(branches)]
@@ -65,7 +67,7 @@ def combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = 
 
 def passed_on(output: Tensor, passed: Tensor) -> Tensor:
     """The numbers of a `Fit` for one branch: P is the output itself, with either sign."""
-    output, target = _at_least_float32(output), _at_least_float32(passed)
+    output, target = at_least_float32(output), at_least_float32(passed)
     left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
     error = left / _nonzero(ROUNDING * target.norm())
     one, none = torch.ones_like(error), torch.zeros_like(error)
@@ -78,7 +80,7 @@ def combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
     A permutation does not change the norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
     candidates for w, each with either sign. Comparing sorted values decides between them.
     """
-    target, first, second = (_at_least_float32(value).flatten() for value in (passed, *branches))
+    target, first, second = (at_least_float32(value).flatten() for value in (passed, *branches))
     difference = second - first
     a, b = difference.square().sum(), (first * difference).sum()
     root = (b * b - a * (first.square().sum() - target.square().sum())).clamp_min(0).sqrt()
@@ -125,10 +127,6 @@ def _doubt(epsilon: float, target: Tensor, differences: Sequence[Tensor]) -> Ten
     least: Tensor = torch.stack([difference.norm() for difference in differences]).min()
     doubt: Tensor = epsilon * target.norm() / (least * math.sqrt(target.numel()))
     return doubt
-
-
-def _at_least_float32(value: Tensor) -> Tensor:
-    return value if value.dtype == torch.float64 else value.float()
 
 
 def _epsilon(*values: Tensor) -> float:

@@ -17,15 +17,16 @@ def difference(conditional: Term, unconditional: Term) -> Term:
                 f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
                 "thg needs equal shapes"
             )
-    return tuple(_at_least_float32(c) - _at_least_float32(u) for c, u in zip(conditional, unconditional, strict=True))
+    return tuple(at_least_float32(c) - at_least_float32(u) for c, u in zip(conditional, unconditional, strict=True))
 
 
 def unconditional(conditional: Term, term: Term | None) -> Term:
     """e_u = e_c - d, in the network's own precision. No term means no guidance: e_u = e_c."""
     if term is None:
         return conditional
-    return tuple((_at_least_float32(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
+    return tuple((at_least_float32(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
 
 
-def _at_least_float32(value: Tensor) -> Tensor:
+def at_least_float32(value: Tensor) -> Tensor:
+    """Half precision is too coarse for differences of outputs."""
     return value if value.dtype == torch.float64 else value.float()

@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchmarkRun:
     """A benchmark, the folder of its report and the store of its samples."""
 
     config: BenchConfig
@@ -33,12 +33,12 @@ class Run:
     prompts: PromptList
 
     @classmethod
-    def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> Run:
+    def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> BenchmarkRun:
         """Starts or resumes a run. store: by default `store` next to the folder, which other runs share."""
         return cls(config, RunFolder(folder), Store(store or folder.absolute().parent / "store"), load_prompts(config))
 
     @classmethod
-    def stored(cls, folder: Path) -> Run:
+    def stored(cls, folder: Path) -> BenchmarkRun:
         """The run of a folder."""
         stored = RunFolder(folder).stored()
         config = parse_config(stored["config"], Path(stored["base"]))
@@ -69,7 +69,7 @@ class Run:
         return left
 
 
-def make_samples(run: Run, shard: Shard, progress: Progress) -> None:
+def make_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> None:
     """Makes this process's part of the samples."""
     runner = Runner(run.config, run.store, run.prompts, shard, progress)
     if runner.missing_batches():
@@ -78,7 +78,7 @@ def make_samples(run: Run, shard: Shard, progress: Progress) -> None:
     runner.run()
 
 
-def measure_samples(run: Run, shard: Shard, progress: Progress) -> Measurer | None:
+def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Measurer | None:
     """Does this process's part of the measurements; returns the metrics if nothing is missing any more, else None."""
     series = run.series()
     reference = series.get(run.config.reference_method.name)
@@ -93,7 +93,7 @@ def measure_samples(run: Run, shard: Shard, progress: Progress) -> Measurer | No
     return None if run.missing_samples() or not complete(run, measurer) else measurer
 
 
-def complete(run: Run, measurer: Measurer) -> bool:
+def complete(run: BenchmarkRun, measurer: Measurer) -> bool:
     """Is everything measured that can be? (Samples that were not kept cannot.)"""
     if measurer.missing_references():
         return False
@@ -106,7 +106,7 @@ def complete(run: Run, measurer: Measurer) -> bool:
     return True
 
 
-def require_samples(run: Run) -> None:
+def require_samples(run: BenchmarkRun) -> None:
     if left := run.missing_samples():
         raise RunFolderError(f"{left} samples are missing in {run.store.path}: run thg bench again to resume")
 

@@ -11,7 +11,7 @@ from thg.bench.inputs import reference_files
 from thg.bench.measuring import Measurer
 from thg.bench.report import write_report
 from thg.bench.shard import find_shard
-from thg.bench.stages import Run, make_samples, measure_samples
+from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(name + text, file=sys.stderr, flush=True)
 
-    benchmark = Run.start(config, folder, args.store)
+    benchmark = BenchmarkRun.start(config, folder, args.store)
     if args.check:
         return _check(benchmark)
     make_samples(benchmark, shard, progress)
@@ -72,7 +72,7 @@ def evaluations(config: BenchConfig) -> int:
     return round(config.count * sum(each))
 
 
-def _check(benchmark: Run) -> int:
+def _check(benchmark: BenchmarkRun) -> int:
     """Reports what is available and what is missing, before anything runs."""
     config = benchmark.config
     missing = []

@@ -40,22 +40,16 @@ def optimal_grid(
     steps = len(gain)
     if not 1 <= evaluations <= steps:
         raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {evaluations}")
-    grids = optimal_grids(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope, positions=positions)
-    return next(islice(grids, evaluations - 1, None))
-
-
-def optimal_grids(
-    gram: Array,
-    gain: Array,
-    *,
-    hare_order: int,
-    corrector: float = 0.0,
-    slope: float = 1.0,
-    positions: Array | None = None,
-) -> Iterator[tuple[tuple[int, ...], float]]:
-    """The optimal grids with 1, 2, ... evaluations up to all steps, each with its predicted error."""
-    steps = len(gain)
     cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope, positions=positions)
+    return next(islice(optimal_grids(cost), evaluations - 1, None))
+
+
+def optimal_grids(cost: Array) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The optimal grids with 1, 2, ... evaluations up to all steps, each with its predicted error.
+
+    cost: of each leap, from `leap_costs`.
+    """
+    steps = cost.shape[1]
     # best[i + 1, j]: least cost of the leaps up to j, with the last evaluations at i and j (i = -1: there is one)
     best = np.full((steps + 1, steps), np.inf)
     best[0, 0] = 0.0
@@ -90,8 +84,8 @@ def leap_costs(
 ) -> Array:
     """The mean square error of each leap, [i + 1, j, l]: from j to l, with the evaluation before j at i (-1: none).
 
-    With P the sum of gain[k] d_k over the steps inside the leap, its error is a d_i + b d_j + c d_l - P; all sums over
-    the inside of a leap are differences of running sums.
+    The arguments are those of `optimal_grid`. With P the sum of gain[k] d_k over the steps inside the leap, its error
+    is a d_i + b d_j + c d_l - P; all sums over the inside of a leap are differences of running sums.
     """
     steps = len(gain)
     at = np.arange(steps, dtype=np.float64) if positions is None else np.asarray(positions, dtype=np.float64)

@@ -22,7 +22,7 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
-from thg.profiles.optimal import optimal_grid, optimal_grids
+from thg.profiles.optimal import leap_costs, optimal_grid, optimal_grids
 from thg.profiles.regridded import Regridded, far_from
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ProfilePlanner:
         """The fewest evaluations with which the worst 5 % of runs are predicted to stay within the tolerance."""
         near = here if here.steps <= LONGEST else here.picked(LONGEST)
         allowed = (error * self.profile.state_norm / WORST) ** 2
-        grids = optimal_grids(
+        cost = leap_costs(
             near.gram,
             near.gain,
             hare_order=self.hare_order,
@@ -149,7 +149,8 @@ class ProfilePlanner:
             slope=SLOPE,
             positions=near.positions,
         )
-        grid = next((grid for grid, square in grids if square <= allowed), tuple(range(near.steps)))
+        fitting = (grid for grid, square in optimal_grids(cost) if square <= allowed)
+        grid = next(fitting, tuple(range(near.steps)))
         return grid if near is here else _stretched(grid, len(grid), here.steps)
 
     def _optimal_stretched(self, here: Regridded, evaluations: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from thg.bench.data import read_statistics
 from thg.bench.errors import RunFolderError
 from thg.bench.measuring import Measurer
 from thg.bench.metrics import MeanMetric, Metric, SetMetric
-from thg.bench.stages import Run
+from thg.bench.stages import BenchmarkRun
 from thg.bench.store import Series
 
 
@@ -52,7 +52,7 @@ class Measured:
     notes: list[str] = field(default_factory=list)
 
 
-def reduce_rows(run: Run, measurer: Measurer) -> Measured:
+def reduce_rows(run: BenchmarkRun, measurer: Measurer) -> Measured:
     """Every method's numbers."""
     notes = _use_references(measurer)
     reference = run.series()[run.config.reference_method.name]
@@ -81,7 +81,7 @@ def _use_references(measurer: Measurer) -> list[str]:
 
 
 def _row(
-    run: Run,
+    run: BenchmarkRun,
     method: Method,
     metrics: Iterable[Metric],
     measurer: Measurer,

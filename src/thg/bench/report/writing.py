@@ -16,7 +16,7 @@ from thg.bench.report.environment import environment
 from thg.bench.report.markdown import speedups, table
 from thg.bench.report.measure import Measured, reduce_rows
 from thg.bench.shard import Shard
-from thg.bench.stages import Run, measure_samples, require_samples
+from thg.bench.stages import BenchmarkRun, measure_samples, require_samples
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
 from thg.plots.frontier import Point, draw_frontier
@@ -25,7 +25,7 @@ from thg.plots.sheet import Column, most_different, sheet
 MOST_COLUMNS = 7
 
 
-def write_report(run: Run, measurer: Measurer, device: str = "cpu") -> str:
+def write_report(run: BenchmarkRun, measurer: Measurer, device: str = "cpu") -> str:
     """Writes the report of a measured run; returns the table."""
     config, path = run.config, run.folder.path
     measured = reduce_rows(run, measurer)
@@ -49,7 +49,7 @@ def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = 
 
     None if other processes are still measuring; the last of them writes the report.
     """
-    run, shard = Run.stored(path), shard or Shard()
+    run, shard = BenchmarkRun.stored(path), shard or Shard()
     require_samples(run)
     measurer = measure_samples(run, shard, progress)
     return None if measurer is None else write_report(run, measurer, shard.device)
@@ -60,7 +60,7 @@ def _points(measured: Measured) -> list[Point]:
     return [Point(row.name, row.policy, row.nfe, value) for row, value in values if row.nfe and value is not None]
 
 
-def _sheet(run: Run, measured: Measured, device: str) -> bool:
+def _sheet(run: BenchmarkRun, measured: Measured, device: str) -> bool:
     config = run.config
     rows = {row.name: row for row in measured.rows if not row.left_out}
     names = [name for name in config.sheet.methods if name in rows] or list(rows)[:MOST_COLUMNS]
