@@ -327,6 +327,7 @@ ONE_BLOCK = {  # less to compile
     "block_out_channels": (16,),
     "down_block_types": ("CrossAttnDownBlock2D",),
     "up_block_types": ("CrossAttnUpBlock2D",),
+    "mid_block_type": None,
 }
 
 

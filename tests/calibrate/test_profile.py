@@ -8,9 +8,9 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
-from thg.plans.fidelity import SLOPE
+from thg.plans.fidelity import CORRECTOR, SLOPE
 from thg.plans.guide import Run
-from thg.plans.planners import DEFAULT_CORRECTOR, Planned, guide_maker
+from thg.plans.planners import Planned, guide_maker
 from thg.plans.response import Response
 from thg.profiles.moments import Moments
 from thg.profiles.noise import noise_share
@@ -221,7 +221,7 @@ def test_impossible_wishes(arguments, message):
 
 def corrected(steps, scale=5.0):
     """A run that the corrector works in."""
-    return replace(Run.of(steps, scale), response=Response.even(steps))
+    return replace(Run.of(steps, scale), response=Response.one_step([1 / steps] * steps))
 
 
 @pytest.mark.parametrize("run", [corrected(50), corrected(50, 7.0), corrected(24), corrected(120), Run.of(50, 5.0)])
@@ -242,7 +242,7 @@ def test_a_tolerance_is_that_of_the_predicted_error():
         return WORST * optimal_grid(here.gram, here.gain, count, **options)[1] ** 0.5 / profile.state_norm
 
     with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), Run.of(50, 5.0)))
-    for plan, corrector in ((with_it, DEFAULT_CORRECTOR), (without, 0.0)):
+    for plan, corrector in ((with_it, CORRECTOR), (without, 0.0)):
         assert predicted(plan.evaluations, corrector) <= error < predicted(plan.evaluations - 1, corrector)
     assert without.evaluations > with_it.evaluations
     assert with_it.slope == SLOPE

@@ -30,7 +30,7 @@ def flow_run(plan: Plan, response: bool = True) -> tuple[Tensor, Tensor | None]:
     sigmas = np.linspace(1, 0, STEPS + 1)
     run = Run.of(STEPS, SCALE)
     if response:
-        run = replace(run, response=Response.from_final(np.diff(sigmas).tolist()))
+        run = replace(run, response=Response.one_step(np.diff(sigmas).tolist()))
     guide, model = HareGuide(plan, run), wide_mixture()
     x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for k in range(STEPS):
@@ -72,7 +72,7 @@ def test_a_plan_that_wants_other_guidance_than_plain_cfg_has_no_estimate(other):
 
 
 def test_leaps_of_both_branches_have_no_estimate():
-    run = replace(Run.of(STEPS, SCALE), response=Response.from_final([1.0] * STEPS))
+    run = replace(Run.of(STEPS, SCALE), response=Response.one_step([1.0] * STEPS))
     guide = thg.leap_both(Plan(STEPS, even(STEPS, 10))).guide(run)
     for k in range(STEPS):
         term = (torch.ones(1, 4) * k**2,)

@@ -18,7 +18,7 @@ def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None 
     sigmas = np.linspace(1, 1 / steps, steps)
     sigmas = np.append(shift * sigmas / (1 + (shift - 1) * sigmas), 0.0)
     sigmas[-2] = last or sigmas[-2]
-    return replace(Run.of(steps, w), response=Response.from_final(np.diff(sigmas).tolist()))
+    return replace(Run.of(steps, w), response=Response.one_step(np.diff(sigmas).tolist()))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 10, 20, 28, 50, 100, 1000])

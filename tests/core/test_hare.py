@@ -103,7 +103,7 @@ def test_an_interval_of_guidance():
 
 
 def test_nothing_is_predicted_or_corrected_across_a_gap():
-    guide = HareGuide(Plan(9, (0, 1), corrector=1.0), replace(Run.of(9), response=Response.from_final([1.0] * 9)))
+    guide = HareGuide(Plan(9, (0, 1), corrector=1.0), replace(Run.of(9), response=Response.one_step([1.0] * 9)))
     for step in (0, 1):
         assert guide.evaluates(step)
         guide.observe(step, (), (torch.tensor([float(step)]),))
@@ -118,7 +118,7 @@ def test_whatever_slope_was_used_the_corrector_takes_back_what_it_missed(slope):
     """Parabolic terms: with three evaluations the corrector knows them exactly, so the state is plain CFG's."""
     weights = [0.5, 1.0, 1.5, 1.0, 0.5, 2.0, 1.0, 1.0, 0.7]
     terms = [3.0 - 2.0 * k + 0.5 * k * k for k in range(9)]
-    run = replace(Run.of(9), response=Response.from_final(weights))
+    run = replace(Run.of(9), response=Response.one_step(weights))
     guide = HareGuide(Plan(9, (0, 1, 4, 8), corrector=1.0, slope=slope), run)
     used = []
     for k, d in enumerate(terms):

@@ -130,8 +130,8 @@ def test_a_share_fits_every_run(steps, share):
 @pytest.mark.parametrize(
     ("kwargs", "names"),
     [
-        ({}, "either every=2 or nfe=0.65"),
-        ({"every": 2, "nfe": 0.6}, "either every=2 or nfe=0.65"),
+        ({}, "exactly one of every=2 and nfe=0.65"),
+        ({"every": 2, "nfe": 0.6}, "exactly one of every=2 and nfe=0.65"),
         ({"every": 0}, "every"),
         ({"every": 1.5}, "every"),
         ({"nfe": 0.5}, "above 0.5"),

@@ -87,7 +87,7 @@ def test_responses_of_ddim_are_its_steps_in_sigma_over_alpha():
 
 
 def test_known_at_the_end_alone():
-    response = Response.from_final([4.0, 2.0, 1.0, 0.5])
+    response = Response.one_step([4.0, 2.0, 1.0, 0.5])
     assert response.final == (4.0, 2.0, 1.0, 0.5)
     assert response.corrections(0, np.array([[0.0, 1.0], [3.0, 0.0]])).tolist() == [[6.0, 4.0]]  # two directions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,8 @@ def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, l
     times = timesteps if isinstance(timesteps, Tensor) else torch.as_tensor([float(t) for t in timesteps])
     times = times.reshape(len(times), -1)[:, 0]
     start = times[:1] if first is None else torch.as_tensor(first).reshape(-1)[:1]
-    fetched = _fetch({**state, " times": times, " start": start})
-    times, start = fetched.pop(" times"), fetched.pop(" start")
-    clone.__dict__ = fetched
+    *values, times, start = _fetch([*state.values(), times, start])
+    clone.__dict__ = dict(zip(state, values, strict=True))
     matches = (times == start).nonzero()
     return clone, list(times[int(matches[0]) :] if len(matches) else times)
 
@@ -41,16 +41,13 @@ def _own(value: Any) -> Any:
     return [None if _is_latents(item) else item for item in value] if isinstance(value, list) else value
 
 
-def _fetch(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the state on the CPU; tensors on a device are fetched in a single transfer.
+def _fetch(values: Sequence[Any]) -> list[Any]:
+    """Copies on the CPU; tensors on a device are fetched in a single transfer. Integers up to 2^24 stay exact."""
+    remote = [value for value in values if _is_remote(value)]
+    flat = torch.cat([value.detach().reshape(-1).float() for value in remote]).cpu() if remote else torch.empty(0)
+    parts = iter(torch.split(flat, [value.numel() for value in remote]))
+    return [next(parts).reshape(value.shape).to(value.dtype) if _is_remote(value) else _own(value) for value in values]
 
-    Integers up to 2^24 stay exact.
-    """
-    remote = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
-    fetched = {name: _own(value) for name, value in state.items() if name not in remote}
-    if remote:
-        flat = torch.cat([value.detach().reshape(-1).float() for value in remote.values()]).cpu()
-        parts = torch.split(flat, [value.numel() for value in remote.values()])
-        for (name, value), part in zip(remote.items(), parts, strict=True):
-            fetched[name] = part.reshape(value.shape).to(value.dtype)
-    return fetched
+
+def _is_remote(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"

@@ -10,10 +10,10 @@ from thg.cli.choice import read_plan
 from thg.cli.options import guidance
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import DEFAULT_ERROR, most_steps, within
+from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, most_steps, within
 from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, Planner, tapered
+from thg.plans.planners import Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
 from thg.plots.profile import plot_profile
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corrector",
         type=float,
-        help=f"share of a leap's error that is corrected (default: {DEFAULT_CORRECTOR:g}; 0 with rho)",
+        help=f"share of a leap's error that is corrected (default: {CORRECTOR:g}; 0 with rho)",
     )
     parser.add_argument("--sweep", action="store_true", help="the grids over rho, as in the paper's appendix")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
 
 def plain_run(steps: int, guidance_scale: float | None) -> Run:
     """A run with a first-order scheduler whose steps are even."""
-    return replace(Run.of(steps, guidance_scale), response=Response.even(steps))
+    return replace(Run.of(steps, guidance_scale), response=Response.one_step([1 / steps] * steps))
 
 
 def _without_profile(args: argparse.Namespace) -> Planner:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import SLOPE, check_error
+from thg.plans.fidelity import CORRECTOR, SLOPE, check_error
 from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import (
-    DEFAULT_CORRECTOR,
     affordable,
     check_budget,
     look_before_you_leap,
@@ -74,7 +73,7 @@ class ProfilePlanner:
         if hare_order is None:
             hare_order = 2 if rho is None else 1
         if corrector is None:
-            corrector = DEFAULT_CORRECTOR if rho is None else 0.0
+            corrector = CORRECTOR if rho is None else 0.0
         if error is not None:
             check_error(error)
             _ = profile.state_norm  # an error if it does not know it

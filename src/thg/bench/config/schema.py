@@ -33,7 +33,7 @@ class Model(Table):
     @model_validator(mode="after")
     def _one_of_both(self) -> Model:
         if (self.shipped is None) == (self.source is None):
-            raise ConfigError('model needs either shipped = "eps" or source = "a hub id or a folder", and one of them')
+            raise ConfigError('model needs exactly one of shipped = "eps" and source = "a hub id or a folder"')
         return self
 
 

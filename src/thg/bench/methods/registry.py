@@ -22,9 +22,9 @@ from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache
 from thg.bench.methods.policy import Policy
 from thg.bench.methods.tables import MethodTable, guided, outside
 from thg.bench.strict import FilePath, Wholes, nearest
-from thg.plans.fidelity import DEFAULT_ERROR, within
+from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
 from thg.plans.plan import Plan
-from thg.plans.planners import DEFAULT_CORRECTOR, Fixed, Planned, tapered, uniform
+from thg.plans.planners import Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
 
 GROUP = "thg.bench.methods"
@@ -47,7 +47,7 @@ class AdaptiveGuidanceTable(MethodTable):
     @model_validator(mode="after")
     def _one_of_both(self) -> AdaptiveGuidanceTable:
         if (self.nfe is None) == (self.threshold is None):
-            raise ConfigError("adaptive-guidance takes either nfe = 70 or threshold = 0.99, and one of them")
+            raise ConfigError("adaptive-guidance takes exactly one of nfe = 70 and threshold = 0.99")
         return self
 
     @property
@@ -107,7 +107,7 @@ class UniformTable(MethodTable):
 class TaperedTable(MethodTable):
     nfe: int
     hare_order: Literal[1, 2] = 2
-    corrector: float = DEFAULT_CORRECTOR
+    corrector: float = CORRECTOR
 
     def make_policy(self, steps: int) -> Policy:
         planner = tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)
@@ -126,7 +126,7 @@ class ProfileTable(ProfiledTable):
     nfe: int
     method: Literal["optimal", "algorithm2"] = "optimal"
     hare_order: Literal[1, 2] = 2
-    corrector: float = DEFAULT_CORRECTOR
+    corrector: float = CORRECTOR
 
     def make_policy(self, steps: int) -> Policy:
         names = ("nfe", "method", "hare_order", "corrector")
