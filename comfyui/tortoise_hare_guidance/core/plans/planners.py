@@ -22,7 +22,6 @@ from ..plans.plan import Plan
 from ..plans.presets import Preset, preset
 
 DEFAULT_NFE = 0.65
-DEFAULT_CORRECTOR = CORRECTOR
 
 
 @runtime_checkable
@@ -93,16 +92,6 @@ def rho_for(
     return max(fitting, key=lambda rho: (fitting[rho], -rho))
 
 
-def every_nth(steps: int, every: int) -> tuple[int, ...]:
-    """Each `every`-th step, from 0."""
-    return tuple(range(0, steps, every))
-
-
-def evenly(steps: int, count: int) -> tuple[int, ...]:
-    """`count` steps spread evenly, from 0 (the last leap is as long as the others)."""
-    return tuple(i * steps // count for i in range(count))
-
-
 def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
     """Rising places as distinct steps of a run, from 0, each moved as little as need be."""
     grid = [0]
@@ -140,10 +129,11 @@ class Uniform:
 
     def plan(self, run: Run) -> Plan:
         if self.every is not None:
-            coarse = every_nth(run.steps, self.every)
+            coarse = tuple(range(0, run.steps, self.every))
         else:
             assert self.nfe is not None
-            coarse = evenly(run.steps, affordable(self.nfe, run.steps))
+            count = affordable(self.nfe, run.steps)
+            coarse = tuple(i * run.steps // count for i in range(count))  # the last leap is as long as the others
         return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
 
 
@@ -157,7 +147,7 @@ def uniform(
     hare_order, corrector: see `Plan`.
     """
     if (every is None) == (nfe is None):
-        raise PlanError("uniform takes either every=2 or nfe=0.65, and one of them")
+        raise PlanError("uniform takes exactly one of every=2 and nfe=0.65")
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise PlanError(f"every must be a whole number from 1, not {every!r}")
     if nfe is not None:
@@ -172,14 +162,14 @@ class Tapered:
 
     nfe: float = DEFAULT_NFE
     hare_order: int = 2
-    corrector: float = DEFAULT_CORRECTOR
+    corrector: float = CORRECTOR
 
     def plan(self, run: Run) -> Plan:
         coarse = balanced(run, affordable(self.nfe, run.steps))
         return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector, slope=SLOPE)
 
 
-def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = DEFAULT_CORRECTOR) -> Tapered:
+def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = CORRECTOR) -> Tapered:
     """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
     At the start the guidance term changes fast and there is little history to predict it from; at the end nothing

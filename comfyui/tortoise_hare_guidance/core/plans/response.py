@@ -11,6 +11,7 @@ acts on several of its states.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +35,9 @@ class Response:
     scales: Array | None = None
 
     @classmethod
-    def even(cls, steps: int) -> Response:
-        """That of a one-step solver with equal steps."""
-        return cls(np.tril(np.full((steps, steps), 1 / steps)))
+    def one_step(cls, weights: Sequence[float]) -> Response:
+        """That of a one-step solver that adds weights[k] times the output of call k to the state."""
+        return cls(np.tril(np.broadcast_to(np.asarray(weights, dtype=np.float64), (len(weights),) * 2)))
 
     @classmethod
     def measured(cls, states: Array, scales: Array | None = None) -> Response | str:
@@ -49,6 +50,11 @@ class Response:
         if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
             return "is not linear with this configuration (it clips or thresholds)"
         return cls(matrix, scales)
+
+    @property
+    def final(self) -> tuple[float, ...]:
+        """W_k: the response of the final state to the output of each call."""
+        return tuple(self.matrix[-1].tolist())
 
     def part(self, start: int, end: int) -> Response:
         """The response restricted to the calls from `start` to `end`."""
