@@ -255,12 +255,17 @@ def test_an_interrupted_run_leaves_nothing_behind(family):
 # -- sharing
 
 
-def test_a_pipeline_made_from_the_components_of_an_enabled_one_is_plain():
+def from_components(pipe):
+    return diffusers.StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
+
+
+@pytest.mark.parametrize("made_from", [from_components, diffusers.StableDiffusionPipeline.from_pipe])
+def test_a_pipeline_made_from_an_enabled_one_is_plain(made_from):
     case = sd15()
     plain = case.run()
     thg.enable(case.pipe, LEAP)
     other = sd15()
-    other.pipe = diffusers.StableDiffusionPipeline(**case.pipe.components, requires_safety_checker=False)
+    other.pipe = made_from(case.pipe)
     other.pipe.set_progress_bar_config(disable=True)
     leap = case.run()
     assert torch.equal(other.run(), plain)

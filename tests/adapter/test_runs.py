@@ -115,6 +115,7 @@ def test_a_class_put_on_top_is_named_by_disable():
         thg.disable(case.pipe)
     assert torch.equal(case.run(), plain)
     thg.disable(case.pipe)
+    assert diffusers.UNet2DConditionModel not in {below: "Sharded"}  # fully_shard remembers its classes like this
 
 
 # -- threads

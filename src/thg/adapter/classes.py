@@ -16,6 +16,18 @@ _ORIGINAL = "_thg_original_class"
 _subclasses: dict[type, type] = {}
 
 
+class _EqualToOriginal(type):
+    """Makes a subclass equal to the original class, which diffusers' `from_pipe` requires of a network.
+
+    The hash is its own, so that libraries that keep classes in dictionaries (as fully_shard does) distinguish them.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or vars(cls).get(_ORIGINAL) is other
+
+    __hash__ = type.__hash__
+
+
 def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> None:
     """Gives an object a subclass of its class with these members; does nothing if it already has one.
 
@@ -27,7 +39,8 @@ def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> N
     subclass = _subclasses.get(cls) if shared else None
     if subclass is None:
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        subclass = type(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
+        metaclass: Any = _EqualToOriginal if type(cls) is type else type(cls)
+        subclass = metaclass(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
     if shared:
         _subclasses[cls] = subclass
     value.__class__ = subclass
