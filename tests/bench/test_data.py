@@ -110,7 +110,7 @@ def test_jsonl_and_txt(tmp_path):
         ("p.csv", "\n\n", {}, "is empty"),
         ("p.csv", "prompt\n\n \n", {}, "no usable line"),
         ("p.txt", "", {}, "no usable line"),
-        ("p.txt", "one\ntwo\n", {"count": 3}, "has 2 prompts, 3 were asked for: write count=2"),
+        ("p.txt", "one\ntwo\n", {"count": 3}, "has 2 prompts, 3 were asked for: ask for 2 or fewer"),
         ("p.txt", "one\n", {"count": 0}, "one prompt or more"),
         ("p.txt", "one\n", {"column": "prompt"}, "has no columns"),
         ("p.jsonl", '{"prompt": "a"}\n{oops\n', {}, "line 2 of .* is not JSON"),

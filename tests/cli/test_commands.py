@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,9 +39,11 @@ def test_version(capsys):
     assert thg.__version__ in capsys.readouterr().out
 
 
-def test_python_m_thg():
-    done = subprocess.run([sys.executable, "-m", "thg", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"thg {thg.__version__}"
+def test_python_m_thg_and_a_warning_as_a_line_of_the_command():
+    command = [sys.executable, "-m", "thg", "plan", "eps", "--steps", "500", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert thg.Plan.from_json(done.stdout).steps == 500
+    assert re.fullmatch(r"thg plan: this run is far from .*\n", done.stderr)
 
 
 def test_generate_writes_the_picture_with_its_history(tmp_path, capsys):
@@ -104,7 +107,7 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
     [
         (["generate"], "there is no prompt"),
         (["generate", "a bag", "--plan", "sd21"], "--plan 'sd21' is not"),
-        (["generate", "a bag", "--plan", "sd15", "--steps", "4"], "for 50 steps, but this run"),
+        (["generate", "a bag", "--plan", "sd15", "--steps", "4"], "for 50 steps, and this run has 4; write --steps 50"),
         (["generate", "a bag", "--plan", "audioldm2"], "does not print the coarse grid"),
         (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),
         (["generate", "a bag", "--device", "cuda:99"], "--device cpu"),

@@ -150,10 +150,26 @@ def test_guidance_that_is_none_gets_a_sentence(command, value, capsys):
         (["--sweep"], "--sweep"),
         (["eps", "--sweep", "--nfe", "0.6"], "--nfe"),
         (["eps", "--sweep", "--json"], "--json"),
+        (["eps", "--nfe", "0.7", "--guidance-scale", "3"], "--guidance-scale"),
+        (["--nfe", "70", "--steps", "40", "--guidance-scale", "3"], "--guidance-scale"),
     ],
 )
 def test_options_that_do_nothing_are_errors(words, option, capsys):
     assert f"{option} has no effect here" in fails(capsys, "plan", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["eps", "--error", "1%", "--nfe", "70"], "--error, --nfe and --rho all say"),
+        (["eps", "--cutoff", "30"], "--cutoff belongs to the paper's planner: write --rho 1.1"),
+        (["eps", "--method", "algorithm2"], "--method algorithm2 belongs to the paper's planner"),
+        (["eps", "--guidance-scale", "1"], "--guidance-scale must be above 1, not 1"),
+        (["--error", "200%"], "must lie above 0 and below 1, such as 0.01 or 1%, not 200%"),
+    ],
+)
+def test_plan_speaks_of_its_options(words, sentence, capsys):
+    assert sentence in fails(capsys, "plan", *words)
 
 
 def test_options_that_do_something_are_taken(capsys):
@@ -173,6 +189,37 @@ def test_out_of_memory_is_one_line_with_the_size_to_try(here, folder, capsys):
     assert "out of memory; write a smaller --width and --height" in said
     said = fails(capsys, "generate", "a bag", *huge, "--count", "4", "--batch-size", "4")
     assert "out of memory; write --batch-size 2" in said
+
+
+def test_results_that_do_not_fit_their_name_are_refused_before_the_run(here, folder, capsys):
+    assert "for pictures; write -o out.png" in fails(capsys, "generate", "a bag", "--model", folder, "-o", "out.wav")
+    assert "for pictures; write -o out.png" in fails(capsys, "compare", "a bag", "-o", "out.wav")
+
+
+def test_a_plan_for_other_steps_and_a_scheduler_of_another_family_name_the_option_to_write(here, folder, capsys):
+    words = ["generate", "a bag", "--model", folder]
+    said = fails(capsys, *words, "--steps", "6", "--plan", "sd15")
+    assert "the plan is for 50 steps, and this run has 6; write --steps 50, or --plan 0.70" in said
+    said = fails(capsys, *words, "--scheduler", "flow-euler")
+    assert said.endswith("--scheduler flow-euler does not fit this model, which predicts noise; these do: " + NOISE)
+
+
+NOISE = "ddim, euler, dpm, dpm-single, unipc, deis, heun, dpm2, lms, pndm, euler-a, dpm2-a, dpm-sde, ddpm"
+
+
+def test_a_calibration_names_the_scheduler_to_write_and_leaves_nothing_in_the_way(here, capsys):
+    words = ["calibrate", "--out", "p.json", "--steps", "4", "--samples", "1", "--sensitivity", "0", "--quiet"]
+    assert "write --scheduler euler" in fails(capsys, *words, "--scheduler", "euler-a")
+    assert "StableDiffusionPipeline refuses this call" in fails(capsys, *words, "--steps", "2000")
+    assert main(words) == 0
+
+
+def test_prompts_from_a_column(here, folder, capsys):
+    (here / "some.csv").write_text("title,words\nx,a bag\n", encoding="utf-8")
+    words = ["generate", "--prompts", "some.csv", "--model", str(folder), "--steps", "1"]
+    assert "has the columns 'title', 'words'; write --column" in fails(capsys, *words)
+    assert main([*words, "--column", "words"]) == 0
+    assert history("out.png")["prompt"] == "a bag"
 
 
 class Screen(io.StringIO):
@@ -243,9 +290,12 @@ def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):
     assert main([*words, "--scheduler", "heun"]) == 0  # calls the network twice a step, but for the last one
     assert "plain CFG                    22 NFE" in capsys.readouterr().out
     assert main([*words, "--guidance-scale", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "plain CFG                    6 NFE" in shown
-    assert "same evaluations" not in shown  # nothing was saved
+    shown = capsys.readouterr()
+    assert "plain CFG                    6 NFE" in shown.out
+    assert "same evaluations" not in shown.out  # nothing was saved
+    assert "nothing to skip" in shown.err
+    assert main([*words, "--scheduler", "dpm"]) == 0
+    assert "in 6 steps thg needs every evaluation to stay within its tolerance" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheduler", ["pndm", "heun"])
@@ -254,7 +304,7 @@ def test_the_papers_column_with_schedulers_that_call_the_network_more_often(here
     words = ["compare", "a bag", "--model", str(stock), "--steps", "50", "--scheduler", scheduler]
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert shown.err == ""
+    assert "no column" not in shown.err
     assert "THG, paper (sd15)" in shown.out
     assert "thg   " in shown.out
 
@@ -276,3 +326,20 @@ def test_labels_have_their_letters():
         box = bytes(font.getmask("\U0010ffff"))
         assert all(bytes(font.getmask(letter)) != box for letter in text if letter != " ")
     assert font_for("\ue000", 13) is not None  # nobody has it: a box, and no error
+    assert font_for("\ue000 Ωμέγα", 13).getname() == font_for("Ωμέγα", 13).getname()  # one box, not six
+
+
+def test_labels_stay_within_their_column():
+    """Long words are broken, and a prompt that is too long ends with dots."""
+    from PIL import ImageFont
+
+    from thg.plots.sheet import _wrapped
+
+    font = ImageFont.load_default(13)
+    lines = _wrapped("w" * 100, font, 100, most=20)
+    assert "".join(lines) == "w" * 100
+    assert max(map(font.getlength, lines)) <= 100
+    lines = _wrapped("many words " * 20, font, 100, most=3)
+    assert len(lines) == 3
+    assert lines[-1].endswith("…")
+    assert font.getlength(lines[-1]) <= 100

@@ -177,12 +177,19 @@ class Clock:
     def tick(self) -> None:
         self._done += 1
         now = time.perf_counter()
-        if self._done < self._of and now - self._reported < 1.0:
+        elapsed = now - self._started
+        if self._done < self._of and now - self._reported < max(1.0, elapsed / 60):  # rarely in a long run
             return
         self._reported = now
-        left = (now - self._started) / self._done * (self._of - self._done)
-        rest = f", about {left:.0f} s left" if self._done < self._of else ""
+        left = elapsed / self._done * (self._of - self._done)
+        rest = f", about {_duration(left)} left" if self._done < self._of else ""
         self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def as_batch(samples: Samples, reference: Samples | None, prompts: Sequence[str]) -> Batch:

@@ -93,7 +93,7 @@ class Runner:
         count = sum(len(left) for left in missing.values())
         storage, metrics = self.config.storage, self.config.metrics
         self.progress(check_room(self.store.path, first, count, storage, metrics))
-        clock = Clock(self.progress, len(mine), "sampled")
+        clock = Clock(self.progress, sum(len(_lacking(batch, methods, missing)) for batch in mine), "sampled")
         # one thread for the scores: a second OpenMP thread team would slow down every later network call on a CPU
         with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
             waiting: deque[Future[None]] = deque()
@@ -102,7 +102,7 @@ class Runner:
                     waiting.append(writer.submit(job))
                     if len(waiting) > BACKLOG:
                         waiting.popleft().result()
-                clock.tick()
+                    clock.tick()
             for future in waiting:
                 future.result()
 
@@ -143,7 +143,7 @@ class Runner:
 
     def _batch(self, batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> Iterator[Callable[[], None]]:
         """Samples one batch of prompts with each method that lacks some of them; yields the write jobs."""
-        lacking = [ready for ready in methods if missing[ready.series.key] & {*batch}]
+        lacking = _lacking(batch, methods, missing)
         if not lacking:
             return
         pairs = any("pairs" in metric.needs for metric in self.measurer.metrics)
@@ -205,6 +205,11 @@ class Runner:
             ready.series.write_timing(batch.start, len(batch), seconds)
 
         return write
+
+
+def _lacking(batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> list[Ready]:
+    """The methods that lack some sample of a batch."""
+    return [ready for ready in methods if missing[ready.series.key] & {*batch}]
 
 
 def _check(method: Method, counted: list[float]) -> None:

@@ -108,10 +108,13 @@ def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
     except (OSError, ValueError) as error:
         raise ProfileError(f"{manifest} cannot be read ({error}); remove the folder to start again") from None
     if not isinstance(stored, dict) or stored.get("key") != key:
+        if not any(folder.glob("*.safetensors")):  # that calibration failed before its first batch
+            manifest.unlink(missing_ok=True)
+            return _claim(folder, settings, date)
         before = stored.get("settings", {}) if isinstance(stored, dict) else {}
         differs = sorted(name for name in settings if str(before.get(name)) != str(settings[name]))
         raise ProfileError(
-            f"{folder} holds a calibration with another {' and '.join(differs) or 'configuration'}; choose another "
-            "folder, or remove this one"
+            f"{folder} holds batches of a calibration with other settings ({', '.join(differs) or 'unknown'}); remove "
+            "it, or choose another folder"
         )
     return str(stored["date"])

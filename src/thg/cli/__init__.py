@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 from thg.distribution import __version__, missing_module
 from thg.errors import THGError
@@ -34,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     called = next((word for word in argv if not word.startswith("-")), None)
     try:
-        return _run(argv, called)
+        with _plain_warnings(called):
+            return _run(argv, called)
     except THGError as error:
         return _stopped(called, str(error), 2)
     except OSError as error:
@@ -46,6 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _stopped(command: str | None, why: str, code: int) -> int:
     print(f"thg {command}: {' '.join(why.split())}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def _plain_warnings(command: str | None) -> Iterator[None]:
+    """Warnings as lines of the command, without the place in the code."""
+    before = warnings.formatwarning
+
+    def formatted(message: Warning | str, *where: Any, **more: Any) -> str:
+        return f"thg {command}: {' '.join(str(message).split())}\n"
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _run(argv: list[str], called: str | None) -> int:

@@ -12,6 +12,7 @@ from thg.bench.measuring import Measurer
 from thg.bench.report import write_report
 from thg.bench.shard import find_shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
+from thg.cli import pipelines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     benchmark = BenchmarkRun.start(config, folder, args.store)
     if args.check:
         return _check(benchmark)
+    pipelines.quiet()
     make_samples(benchmark, shard, progress)
     measurer = measure_samples(benchmark, shard, progress)
     if measurer is None:

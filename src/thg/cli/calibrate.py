@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.bench.data import read_prompts
 from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import options, pipelines
 from thg.cli.plan import plain_run
+from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
 from thg.processes import Process
@@ -45,18 +48,21 @@ def run(args: argparse.Namespace) -> int:
         raise ProfileError(f"{args.out} exists already; write --force to replace it, or another --out")
     prompts = _prompts(args)
     pipe = pipelines.load(args)
-    profile = calibrate(
-        pipe,
-        prompts,
-        steps=pipelines.steps_of(args, pipe),
-        guidance_scale=pipelines.guidance_of(args, pipe),
-        batch_size=args.batch_size,
-        seed=args.seed,
-        sensitivity=args.sensitivity,
-        folder=args.folder or args.out.with_name(f"{args.out.name}.parts"),
-        call=DEFAULT_CALL.get(args.model),
-        progress=not args.quiet,
-    )
+    _refuse_noise(args.scheduler, pipe)
+    steps = pipelines.steps_of(args, pipe)
+    with explained_errors(pipe, steps, args.batch_size):
+        profile = calibrate(
+            pipe,
+            prompts,
+            steps=steps,
+            guidance_scale=pipelines.guidance_of(args, pipe),
+            batch_size=args.batch_size,
+            seed=args.seed,
+            sensitivity=args.sensitivity,
+            folder=args.folder or args.out.with_name(f"{args.out.name}.parts"),
+            call=DEFAULT_CALL.get(args.model),
+            progress=not args.quiet,
+        )
     if Process.current().rank:
         return 0
     profile.save(args.out, force=args.force)
@@ -64,6 +70,16 @@ def run(args: argparse.Namespace) -> int:
     print(profile.plan(plain_run(profile.steps, profile.about.guidance_scale)))
     print(f"written to {args.out}; use it: thg.enable(pipe, thg.Profile.load({str(args.out)!r}))")
     return 0
+
+
+def _refuse_noise(option: str | None, pipe: Any) -> None:
+    if adds_noise(pipe.scheduler):
+        kind = by_option(option, flow=False) if option else kind_of(pipe.scheduler)
+        instead = SCHEDULERS[kind.instead].option if kind is not None and kind.instead else "dpm"
+        raise ProfileError(
+            f"{type(pipe.scheduler).__name__} adds noise at every step, and a calibration needs runs without it; "
+            f"write --scheduler {instead}"
+        )
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from thg.cli.options import tolerance
 from thg.errors import PlanError
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
@@ -32,8 +33,11 @@ def chosen_plan(text: str) -> Choice | bool:
         return False
     if text in PRESETS:
         return preset(text)
-    if text.endswith("%") and (percent := _number(text[:-1])) is not None:
-        return within(percent / 100)
+    if text.endswith("%"):
+        try:
+            return within(tolerance(text))
+        except argparse.ArgumentTypeError as error:
+            raise PlanError(f"--plan {error}") from None
     budget = _number(text)
     if budget is not None:
         return tapered(budget)

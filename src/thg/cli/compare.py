@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     files.check_writable(args.out)
+    files.check_format(args.out, "image")
     files.check_free([args.out], args.force)
     pipe = pipelines.load(args)
     prompts = [prompt for prompt in args.prompt for _ in range(args.count)]
@@ -74,8 +75,21 @@ class Comparison:
             results += ours
             if ours and ours[0].nfe < plain.nfe:
                 fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg's
-                results += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
+                if fewer < self.steps:
+                    results += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
+        if ours and (reason := self._surprise(ours[0], plain)):
+            print(f"thg compare: {reason}", file=sys.stderr)
         return [_column(each, plain) for each in results]
+
+    def _surprise(self, ours: Result, plain: Result) -> str:
+        """Why thg does not look better than plain CFG, if it does not."""
+        if (pipelines.guidance_of(self.args, self.pipe) or math.inf) <= 1:
+            return "without guidance (--guidance-scale above 1) there is nothing to skip"
+        if ours.nfe >= plain.nfe:
+            return f"in {self.steps} steps thg needs every evaluation to stay within its tolerance; try more --steps"
+        if ours.seconds >= plain.seconds:
+            return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
+        return ""
 
     def _if_possible(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> list[Result]:
         try:

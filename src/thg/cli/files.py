@@ -14,9 +14,12 @@ from thg.errors import THGError
 from thg.files import atomic_target, write_atomically
 from thg.media import png_text, wav_bytes
 
+SUFFIX = {"image": ".png", "audio": ".wav", "video": ".gif"}
+NAMES = {"image": "pictures", "audio": "sounds", "video": "videos"}
+
 
 def check_writable(path: Path) -> None:
-    """Raises an error before the work starts if the result could not be written."""
+    """Raises an error before the work starts if there could be no file of this name."""
     folder = path.parent
     if path.is_dir():
         raise THGError(f"{path} is a folder; write -o {path / 'picture.png'}")
@@ -24,9 +27,15 @@ def check_writable(path: Path) -> None:
         raise THGError(f"the folder {folder} does not exist; write mkdir -p {folder} first")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise THGError(f"{path} cannot be written; choose another place with -o")
-    kind = Image.registered_extensions().get(path.suffix.lower())
-    if kind not in Image.SAVE and path.suffix.lower() != ".wav":
-        raise THGError(f"{path}: there is no format {path.suffix!r}; write -o {path.with_suffix('.png')}")
+
+
+def check_format(path: Path, kind: str) -> None:
+    """Raises an error if results of this kind ("image", "audio" or "video") cannot be saved under this name."""
+    suffix = path.suffix.lower()
+    known = Image.registered_extensions().get(suffix) in (Image.SAVE_ALL if kind == "video" else Image.SAVE)
+    if not (suffix == SUFFIX[kind] if kind == "audio" else known):
+        better = path.with_suffix(SUFFIX[kind])
+        raise THGError(f"{path}: there is no format {suffix!r} for {NAMES[kind]}; write -o {better}")
 
 
 def check_free(paths: list[Path], force: bool) -> None:

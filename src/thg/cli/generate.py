@@ -11,16 +11,15 @@ from thg.bench.data import read_prompts as read_file
 from thg.cli import files, options, pipelines
 from thg.cli.choice import add_plan_argument, chosen_plan
 from thg.cli.progress import Progress
-from thg.cli.sampling import Sampled, sample
+from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
-
-SUFFIX = {"image": ".png", "audio": ".wav", "video": ".gif"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="what to make; several prompts make several pictures")
     parser.add_argument("--prompts", type=Path, help="a file of prompts: txt (one per line), csv, tsv or jsonl")
+    parser.add_argument("--column", help="which column of the file holds the prompts")
     parser.add_argument("-o", "--out", type=Path, help="where to write (default: out.png, out.wav or out.gif)")
     add_plan_argument(parser)
     options.add_sampling_arguments(parser)
@@ -33,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     _check_out(args, len(prompts))
     plan = chosen_plan(args.plan)
     pipe = pipelines.load(args)
+    if args.out is not None:
+        files.check_format(args.out, expected_kind(pipe))
     how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
     runs: list[Sampled] = []
     with Progress(len(prompts)) as progress:
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
             call.update(progress.start("generating", pipe, len(prompts[batch])))
             runs.append(sample(pipe, call, seeds[batch], plan))
             progress.finish()
-            paths = files.numbered(args.out or Path("out").with_suffix(SUFFIX[runs[-1].kind]), len(prompts))[batch]
+            out = args.out or Path("out").with_suffix(files.SUFFIX[runs[-1].kind])
+            files.check_format(out, runs[-1].kind)
+            paths = files.numbered(out, len(prompts))[batch]
             abouts = [
                 {"prompt": prompt, "seed": seed, **how}
                 for prompt, seed in zip(prompts[batch], seeds[batch], strict=True)
@@ -57,7 +60,9 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts of the command line and of the file."""
     prompts = list(args.prompt)
     if args.prompts is not None:
-        prompts += list(read_file(args.prompts))
+        prompts += read_file(args.prompts, args.column)
+    elif args.column is not None:
+        raise THGError("--column names a column of the file of --prompts, which was not given")
     if not prompts:
         raise THGError('there is no prompt; write thg generate "a dark ankle boot", or --prompts FILE')
     return prompts
@@ -65,7 +70,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 def _check_out(args: argparse.Namespace, count: int) -> None:
     """Checks, before the model is loaded, that the results can be written and replace nothing."""
-    outs = [args.out] if args.out is not None else [Path("out").with_suffix(suffix) for suffix in SUFFIX.values()]
+    outs = [args.out] if args.out is not None else [Path("out").with_suffix(suffix) for suffix in files.SUFFIX.values()]
     for out in outs:
         files.check_writable(out)
         files.check_free(files.numbered(out, count), args.force)

@@ -59,6 +59,17 @@ def guidance(text: str) -> float:
     return value
 
 
+def tolerance(text: str) -> float:
+    """How far results may be from plain CFG's: 0.01 or 1%."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must lie above 0 and below 1, such as 0.01 or 1%, not {text}")
+    return value
+
+
 def whole_number(lowest: int) -> Callable[[str], int]:
     """A whole number that is not below `lowest`."""
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from thg.adapter.scheduler_table import by_option
+from thg.adapter.scheduler_table import OFFERED, by_option
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import missing, versions
 from thg.errors import THGError
@@ -34,7 +34,7 @@ def load(args: argparse.Namespace) -> Any:
         raise THGError(
             "--offload moves weights to a GPU when they are needed, but this run is on the CPU: remove the option"
         )
-    _quiet()
+    quiet()
     pipe: Any = shipped_pipeline(args.model, dtype=dtype) if args.model in SHIPPED else pretrained(args.model, dtype)
     if args.offload == "model":
         pipe.enable_model_cpu_offload(device=device)
@@ -105,7 +105,7 @@ def _default(pipe: Any, name: str) -> Any:
     return parameter.default if parameter is not None and isinstance(parameter.default, int | float) else None
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Silences the libraries: the command reports their errors, and their warnings are for developers."""
     try:
         import diffusers
@@ -128,4 +128,9 @@ def _check_device(device: str) -> None:
 
 def _scheduler(name: str, pipe: Any) -> Any:
     schedulers = Schedulers(pipe.scheduler)
-    return schedulers.make(by_option(name, schedulers.flow).key)
+    key = by_option(name, schedulers.flow).key
+    if key not in schedulers.labels:
+        fitting = ", ".join(OFFERED[key].option for key in schedulers.labels if key in OFFERED)
+        kind = "a flow" if schedulers.flow else "noise"
+        raise THGError(f"--scheduler {name} does not fit this model, which predicts {kind}; these do: {fitting}")
+    return schedulers.make(key)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from thg.cli.choice import read_plan
-from thg.cli.options import guidance
+from thg.cli.options import guidance, tolerance
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
 from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, most_steps, within
@@ -34,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guidance-scale", type=guidance, help="w (default: the profile's)")
     parser.add_argument(
         "--error",
-        type=float,
-        help=f"how far results may be from plain CFG's (default without --nfe and --rho: {DEFAULT_ERROR:g})",
+        type=tolerance,
+        help=f"how far results may be from plain CFG's, such as 0.5%% (default without --nfe and --rho: "
+        f"{100 * DEFAULT_ERROR:g}%%)",
     )
     parser.add_argument(
         "--nfe",
         help="instead of an error, a budget: a share of CFG such as 0.65 or a count such as 70; for a count without "
-        "--steps, thg chooses the number of steps",
+        "--steps and without a profile, thg chooses the number of steps",
     )
     parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
     parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
@@ -62,8 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.steps is not None and not 1 <= args.steps <= MOST_STEPS:
         raise PlanError(f"--steps must be at least 1 and at most {MOST_STEPS}, not {args.steps}")
+    if args.guidance_scale is not None and args.guidance_scale <= 1:
+        raise PlanError(f"--guidance-scale must be above 1, not {args.guidance_scale:g}: there is nothing to skip at 1")
     profile = _profile(args.what)
     _refuse_idle_options(args, profile)
+    _refuse_conflicts(args, profile)
     if args.sweep:
         assert profile is not None
         _sweep(profile, args)
@@ -85,18 +89,36 @@ def _refuse_idle_options(args: argparse.Namespace, profile: Profile | None) -> N
     elif profile is not None:
         idle, why = set(), ""
     elif args.what is None:
-        idle, why = needs_profile, "without a profile (make one: thg calibrate --out profile.json)"
+        idle, why = needs_profile, "it needs a profile (make one: thg calibrate --out profile.json)"
     else:
         idle = {"steps", "guidance_scale", "error", "nfe", "hare_order", "corrector", *needs_profile}
         why = f"{args.what} is a plan, which is shown unchanged"
-    given = [name for name, value in vars(args).items() if value is not None and value is not False]
-    if refused := [f"--{name.replace('_', '-')}" for name in given if name in idle]:
+    if refused := [f"--{name.replace('_', '-')}" for name in _given(args) if name in idle]:
         raise PlanError(f"{refused[0]} has no effect here: {why}")
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    return [name for name, value in vars(args).items() if value is not None and value is not False]
+
+
+def _refuse_conflicts(args: argparse.Namespace, profile: Profile | None) -> None:
+    """Options that contradict each other, or that need another one."""
+    if len({"error", "nfe", "rho"} & set(_given(args))) > 1:
+        raise PlanError("--error, --nfe and --rho all say how many evaluations to spend: write one of them")
+    chooses_steps = profile is None and args.steps is None and isinstance(_budget(args.nfe), int)
+    if args.nfe is not None and args.guidance_scale is not None and not chooses_steps:
+        raise PlanError("--guidance-scale has no effect here: the grid of a budget is the same for all scales")
+    paper = [name for name in _given(args) if name in ("cutoff", "boost")]
+    paper += ["method algorithm2"] if args.method == "algorithm2" else []
+    if profile is not None and paper and not args.sweep and args.nfe is None and args.rho is None:
+        raise PlanError(f"--{paper[0]} belongs to the paper's planner: write --rho 1.1 or --nfe 0.7 with it")
 
 
 def _shown(plan: Plan, profile: Profile | None) -> str:
     lines = [f"num_inference_steps={plan.steps}"] if profile is None else [repr(profile)]
-    return "\n".join([*lines, str(plan), f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"])
+    settings = f"hare order {plan.hare_order}, boost {plan.boost:g}, corrector {plan.corrector:g}"
+    evaluated = f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"
+    return "\n".join([*lines, str(plan), settings, evaluated])
 
 
 def _evaluated(plan: Plan) -> list[int]:
@@ -145,12 +167,9 @@ def plain_run(steps: int, guidance_scale: float | None) -> Run:
 
 
 def _without_profile(args: argparse.Namespace) -> Planner:
-    if args.nfe is None:
-        return within(DEFAULT_ERROR if args.error is None else args.error)
-    if args.error is not None:
-        raise PlanError("--error and --nfe are two ways to say how many evaluations to spend: write one of them")
     budget = _budget(args.nfe)
-    assert budget is not None
+    if budget is None:
+        return within(DEFAULT_ERROR if args.error is None else args.error)
     return tapered(budget)
 
 

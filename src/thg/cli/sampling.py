@@ -13,7 +13,9 @@ import torch
 
 from thg.adapter import Summary, disable, enable, summary
 from thg.bench.methods.counting import Rows, counted_rows
-from thg.errors import NonFiniteError, THGError, UnsupportedPipelineError
+from thg.errors import NonFiniteError, PlanError, THGError, UnsupportedPipelineError
+from thg.models.pretrained import sampling_rate
+from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 
 
@@ -41,10 +43,14 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
         enable(pipe, None if plan is True else plan)  # type: ignore[arg-type]
     start = time.perf_counter()
     try:
-        with _counted(pipe) as rows:
-            output = _called(pipe, {**call, "generator": generators})
+        with _counted(pipe) as rows, explained_errors(pipe, call["num_inference_steps"], len(seeds)):
+            output = pipe(**call, generator=generators)
         seconds = time.perf_counter() - start
         report = None if plain else summary(pipe)
+    except PlanError as error:
+        if isinstance(plan, Plan):
+            raise _unfit(plan, int(call["num_inference_steps"]), pipe) from error
+        raise
     finally:
         disable(pipe)
     if report is not None and not report.finite:
@@ -55,6 +61,25 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
     countable = rows is not None and kind != "video"  # the rows of a video may be its frames
     nfe = rows.count // len(seeds) if rows is not None and countable else 2 * int(call["num_inference_steps"])
     return Sampled(kind, items, seconds, nfe, nfe, None)
+
+
+def expected_kind(pipe: Any) -> str:
+    """What a pipeline makes, before its first run: sounds if it has a sampling rate; videos count as images."""
+    try:
+        sampling_rate(pipe)
+    except UnsupportedPipelineError:
+        return "image"
+    return "audio"
+
+
+def _unfit(plan: Plan, steps: int, pipe: Any) -> PlanError:
+    """The error of a plan that does not fit the run, in terms of the options."""
+    if plan.steps != steps:
+        share = plan.nfe / plan.cfg_nfe
+        remedy = f"this run has {steps}; write --steps {plan.steps}, or --plan {share:.2f}, which fits any run"
+    else:
+        remedy = f"{type(pipe.scheduler).__name__} calls the network more often; choose another --scheduler"
+    return PlanError(f"the plan is for {plan.steps} steps, and {remedy}")
 
 
 @contextmanager
@@ -68,12 +93,13 @@ def _counted(pipe: Any) -> Iterator[Rows | None]:
         yield rows
 
 
-def _called(pipe: Any, call: dict[str, Any]) -> Any:
-    """Calls the pipeline; its errors on bad arguments (ValueError) and lack of memory become one-line errors."""
+@contextmanager
+def explained_errors(pipe: Any, steps: int, batch: int) -> Iterator[None]:
+    """The pipeline's errors on bad arguments (ValueError) and lack of memory become one-line errors."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "invalid value encountered in cast", RuntimeWarning)  # NaN as a pixel
-            return pipe(**call)
+            yield
     except THGError:
         raise
     except RuntimeWarning:
@@ -81,14 +107,12 @@ def _called(pipe: Any, call: dict[str, Any]) -> Any:
     except ValueError as error:
         raise THGError(f"{type(pipe).__name__} refuses this call: {error}") from error
     except IndexError as error:  # of a scheduler's table of times
-        steps, scheduler = call["num_inference_steps"], type(pipe.scheduler).__name__
+        scheduler = type(pipe.scheduler).__name__
         raise THGError(f"{scheduler} cannot run {steps} steps ({error}); write fewer --steps") from error
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        raise THGError(
-            f"out of memory; {_smaller(len(call['prompt']))} ({str(error).splitlines()[0][:200]})"
-        ) from error
+        raise THGError(f"out of memory; {_smaller(batch)} ({str(error).splitlines()[0][:200]})") from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""A font with all letters of a text: Pillow's own if possible, otherwise matplotlib's or one of the system."""
+"""A font with the letters of a text: Pillow's own if possible, otherwise matplotlib's or one of the system."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing char
 
 
 def font_for(text: str, size: int) -> Font:
-    """The first font that has every letter of the text; Pillow's own if none does."""
-    own = ImageFont.load_default(size)
-    if _has(own, text):
-        return own
+    """The first font that has every letter of the text; if none does, the first of those that lack the fewest."""
+    best: Font = ImageFont.load_default(size)
+    fewest = _lacking(best, text)
     for path in _candidates():
+        if not fewest:
+            break
         font = _opened(path, size)
-        if font is not None and _has(font, text):
-            return font
-    return own
+        if font is not None and (lacking := _lacking(font, text)) < fewest:
+            best, fewest = font, lacking
+    return best
 
 
-def _has(font: Font, text: str) -> bool:
+def _lacking(font: Font, text: str) -> int:
+    """How many different letters of the text the font does not have."""
     missing = bytes(font.getmask(UNASSIGNED))
-    return all(bytes(font.getmask(letter)) != missing for letter in set(text) if not letter.isspace())
+    return sum(bytes(font.getmask(letter)) == missing for letter in set(text) if not letter.isspace())
 
 
 def _candidates() -> Iterator[str]:

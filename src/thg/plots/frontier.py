@@ -16,6 +16,8 @@ OURS = {
     "tapered": (HARE, "#8B0000"),
     "uniform": ("#FF7F50", "#B8541F"),
     "profile": ("#8B008B", "#DA70D6"),
+    "within": ("#D9820A", "#F0B03F"),
+    "leap-both": ("#00807A", "#4DB6AC"),
     "thg": (TORTOISE, "#6A8CFF"),
 }
 """Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; other methods are grey."""
@@ -50,7 +52,7 @@ def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSN
     for point in points:
         line = (point.policy not in OURS, point.policy, family(point.name))
         families.setdefault(line, []).append((point.nfe, point.value))
-    figure = Figure(figsize=(7.5, 4.8), dpi=120)
+    figure = Figure(figsize=(9.0, 4.8), dpi=120)
     axes = figure.add_subplot()
     greys = cycle(GREYS)
     shades = {policy: cycle(colours) for policy, colours in OURS.items()}
@@ -70,7 +72,7 @@ def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSN
     axes.set_ylabel(label)
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # outside, where it covers no point
     figure.tight_layout()
     buffer = BytesIO()
     figure.savefig(buffer, format="png")

@@ -41,11 +41,11 @@ def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Bo
     page = Image.new("RGB", (width, 2 * MARGIN + HEAD + len(labels) * row_height), PAPER)
     draw = ImageDraw.Draw(page)
     bold = font_for("".join(column.title for column in columns), TITLE)
-    plain = font_for("".join([*labels, *(column.caption for column in columns)]), TEXT)
+    plain = font_for("".join(column.caption for column in columns), TEXT)
     for c, column in enumerate(columns):
         x = MARGIN + LABEL + c * (CELL + GAP)
-        title = _wrapped(column.title, bold, CELL)[:2]
-        caption = [_shortened(line, plain) for line in column.caption.splitlines()]
+        title = _wrapped(column.title, bold, CELL, most=2)
+        caption = [_shortened(line, plain, CELL) for line in column.caption.splitlines()]
         below = MARGIN + HEAD - LINE * (1 + len(caption)) + 8
         draw.multiline_text(
             (x, below - 22 * len(title)), "\n".join(title), font=bold, fill=TORTOISE if c == 0 else HARE
@@ -57,9 +57,10 @@ def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Bo
             if details:
                 _enlarge(page, draw, picture, details[r], x, y)
     for r, label in enumerate(labels):
-        lines = _wrapped(label, plain, LABEL - 16)
+        own = font_for(label, TEXT)  # a label with rare letters does not change the others
+        lines = _wrapped(label, own, LABEL - 16, most=6)
         y = MARGIN + HEAD + r * row_height + CELL // 2 - 9 * len(lines)
-        draw.multiline_text((MARGIN, y), "\n".join(lines), font=plain, fill=INK)
+        draw.multiline_text((MARGIN, y), "\n".join(lines), font=own, fill=INK)
     return page
 
 
@@ -98,21 +99,26 @@ def _fit(picture: Image.Image) -> Image.Image:
     return cell
 
 
-def _shortened(text: str, font: Font) -> str:
-    """As much of the text as fits above a cell."""
-    if font.getlength(text) <= CELL:
+def _shortened(text: str, font: Font, width: int) -> str:
+    """As much of the text as fits into the width."""
+    if font.getlength(text) <= width:
         return text
-    while text and font.getlength(text + "…") > CELL:
+    while text and font.getlength(text + "…") > width:
         text = text[:-1]
     return text + "…"
 
 
-def _wrapped(text: str, font: Font, width: int) -> list[str]:
+def _wrapped(text: str, font: Font, width: int, most: int) -> list[str]:
+    """The text in lines of this width, at most so many; words that are wider than a line are broken."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) <= width or not lines[-1]:
+        if font.getlength(longer) <= width:
             lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines[:4]
+            continue
+        lines += [""] if lines[-1] else []
+        for letter in word:
+            if font.getlength(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines if len(lines) <= most else [*lines[: most - 1], _shortened(" ".join(lines[most - 1 :]), font, width)]

@@ -87,7 +87,10 @@ def choose_column(columns: list[str], column: str | None, source: str) -> str:
         return columns[0]
     usual = [name for name in columns if name.lower() in USUAL_COLUMNS]
     if len(usual) != 1:
-        raise DataError(f"which column holds the prompts? {available}; write column={(usual or columns)[0]!r}")
+        likely = (usual or columns)[0]
+        raise DataError(
+            f"which column holds the prompts? {available}; write --column {likely}, or column={likely!r} in [prompts]"
+        )
     return usual[0]
 
 
@@ -104,9 +107,7 @@ def take(texts: Iterable[str], count: int | None, source: str) -> list[str]:
     if not prompts:
         raise DataError(f"{source} has no usable line: every prompt is empty")
     if count is not None:
-        raise DataError(
-            f"{source} has {len(prompts)} prompts, {count} were asked for: write count={len(prompts)} or less"
-        )
+        raise DataError(f"{source} has {len(prompts)} prompts, {count} were asked for: ask for {len(prompts)} or fewer")
     return prompts
 
 
