@@ -145,6 +145,21 @@ def test_paths_exist(page):
 
 
 @each_page
+def test_links_lead_to_files_and_sections(page):
+    for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if section and path.name != "api.md":  # whose sections are made from the docstrings: above
+            assert section in sections(path.read_text()), f"{page.name} links to {target}#{section}"
+
+
+def sections(text: str) -> set[str]:
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@each_page
 def test_commands_take_the_options_that_are_named(page):
     for line in commands(page.read_text()):
         words = shlex.split(line, comments=True)

@@ -9,13 +9,11 @@ from diffusers import (
     AudioLDM2Pipeline,
     AudioLDM2ProjectionModel,
     AudioLDM2UNet2DConditionModel,
-    AutoencoderKL,
     AutoencoderKLWan,
     DDIMScheduler,
     EulerDiscreteScheduler,
     StableDiffusion3Pipeline,
     StableDiffusionXLPipeline,
-    UNet2DConditionModel,
     UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
@@ -26,51 +24,27 @@ from transformers import (
     ClapFeatureExtractor,
     ClapModel,
     ClapTextConfig,
-    CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
     GPT2Config,
     GPT2LMHeadModel,
-    SpeechT5HifiGan,
-    SpeechT5HifiGanConfig,
     T5Config,
     T5EncoderModel,
-    T5Tokenizer,
     UMT5Config,
     UMT5EncoderModel,
 )
 
 import thg
-from tests.studio.tiny import _tokenizer as clip_tokenizer
-
-WIDTH = 16
+from tests.tiny_parts import WIDTH, clip_text, clip_tokenizer, picture_vae, t5_tokenizer, unet, vocoder
 
 
 def save_sdxl(folder: Path) -> Path:
     """Stable Diffusion XL, with its files named as the hub names those of half precision."""
     torch.manual_seed(0)
     tokenizer = clip_tokenizer()
-    text = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
-        projection_dim=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=tokenizer.model_max_length,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    unet = UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
+    text = clip_text(tokenizer, layers=2)
+    network = unet(
         cross_attention_dim=2 * WIDTH,
-        attention_head_dim=2,
         addition_embed_type="text_time",
         addition_time_embed_dim=2,
         projection_class_embeddings_input_dim=6 * 2 + WIDTH,
@@ -81,7 +55,7 @@ def save_sdxl(folder: Path) -> Path:
         text_encoder_2=CLIPTextModelWithProjection(text),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
-        unet=unet,
+        unet=network,
         scheduler=EulerDiscreteScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012),
         add_watermarker=False,
     )
@@ -93,7 +67,7 @@ def save_sd3(folder: Path) -> Path:
     """Stable Diffusion 3: the shipped flow model with a third text encoder, as the hub's have it."""
     parts = thg.shipped_pipeline("flow").components
     width = parts["transformer"].config.joint_attention_dim
-    tokenizer = letter_tokenizer()
+    tokenizer = t5_tokenizer()
     text = T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=4, d_ff=WIDTH, num_layers=1, num_heads=2)
     parts |= {"text_encoder_3": T5EncoderModel(text), "tokenizer_3": tokenizer}
     StableDiffusion3Pipeline(**parts).save_pretrained(folder)
@@ -103,7 +77,7 @@ def save_sd3(folder: Path) -> Path:
 def save_wan(folder: Path) -> Path:
     """Wan 2.1."""
     torch.manual_seed(0)
-    tokenizer = letter_tokenizer()
+    tokenizer = t5_tokenizer()
     text = UMT5Config(vocab_size=len(tokenizer), d_model=WIDTH, d_kv=4, d_ff=WIDTH, num_layers=1, num_heads=2)
     transformer = WanTransformer3DModel(
         num_attention_heads=2,
@@ -133,28 +107,9 @@ def save_wan(folder: Path) -> Path:
 def save_audioldm2(folder: Path) -> Path:
     """AudioLDM 2: two text encoders, and a language model that continues what they say."""
     torch.manual_seed(0)
-    tokenizer = letter_tokenizer()
-    unet = AudioLDM2UNet2DConditionModel(
-        sample_size=16,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=(WIDTH, WIDTH),
-        attention_head_dim=2,
-        norm_num_groups=4,
-    )
+    tokenizer = t5_tokenizer()
     t5 = T5Config(vocab_size=len(tokenizer), d_model=WIDTH, d_kv=4, d_ff=WIDTH, num_layers=1, num_heads=2)
-    vocoder = SpeechT5HifiGanConfig(
-        model_in_dim=8,
-        sampling_rate=16000,
-        upsample_initial_channel=8,
-        upsample_rates=[10, 16],
-        upsample_kernel_sizes=[20, 32],
-        resblock_kernel_sizes=[3],
-        resblock_dilation_sizes=[[1]],
-        normalize_before=False,
-    )
+    network = unet(AudioLDM2UNet2DConditionModel, sample_size=16, cross_attention_dim=(WIDTH, WIDTH))
     pipe = AudioLDM2Pipeline(
         vae=picture_vae(in_channels=1, out_channels=1),
         text_encoder=ClapModel(clap_config(len(tokenizer))),
@@ -166,32 +121,12 @@ def save_audioldm2(folder: Path) -> Path:
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
         feature_extractor=ClapFeatureExtractor(),
-        unet=unet,
+        unet=network,
         scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
-        vocoder=SpeechT5HifiGan(vocoder),
+        vocoder=vocoder(channels=8, upsampling=(10, 16)),
     )
     pipe.save_pretrained(folder)
     return folder
-
-
-# -- parts
-
-
-def picture_vae(**channels: int) -> AutoencoderKL:
-    return AutoencoderKL(
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=4,
-        sample_size=32,
-        **channels,
-    )
-
-
-def letter_tokenizer() -> T5Tokenizer:
-    """One token for each letter."""
-    letters = ["<pad>", "</s>", "<unk>", "▁", *map(chr, range(33, 127))]
-    return T5Tokenizer([(letter, -float(i)) for i, letter in enumerate(letters)], extra_ids=0, model_max_length=32)
 
 
 def clap_config(vocabulary: int) -> ClapConfig:

@@ -8,7 +8,6 @@ import argparse
 import csv
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from thg.files import atomic_target
 from training.data import DEBIAN_FOLDER
 
 
@@ -87,13 +87,8 @@ def _optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 def save_atomically(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file so that a reader sees the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with atomic_target(path) as temporary:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _save_checkpoint(

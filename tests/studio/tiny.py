@@ -2,70 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-
 import torch
-from diffusers import (
-    AnimateDiffPipeline,
-    AudioLDMPipeline,
-    AutoencoderKL,
-    DDIMScheduler,
-    MotionAdapter,
-    StableDiffusionPipeline,
-    UNet2DConditionModel,
-)
-from transformers import (
-    ClapTextConfig,
-    ClapTextModelWithProjection,
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    SpeechT5HifiGan,
-    SpeechT5HifiGanConfig,
-)
+from diffusers import AnimateDiffPipeline, AudioLDMPipeline, DDIMScheduler, MotionAdapter, StableDiffusionPipeline
+from transformers import ClapTextConfig, ClapTextModelWithProjection, CLIPTextModel
 
-WORDS = 24  # tokens in a prompt
+from tests.tiny_parts import WIDTH, WORDS, clip_text, clip_tokenizer, picture_vae, unet, vocoder
 
 
 def tiny_stable_diffusion() -> StableDiffusionPipeline:
     torch.manual_seed(0)
-    tokenizer = _tokenizer()
-    text = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        projection_dim=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=WORDS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    unet = UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        cross_attention_dim=16,
-        attention_head_dim=2,
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=4,
-        sample_size=32,
-    )
+    tokenizer = clip_tokenizer()
     pipe = StableDiffusionPipeline(
-        vae=vae,
-        text_encoder=CLIPTextModel(text),
+        vae=picture_vae(),
+        text_encoder=CLIPTextModel(clip_text(tokenizer)),
         tokenizer=tokenizer,
-        unet=unet,
+        unet=unet(),
         scheduler=DDIMScheduler(
             beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, steps_offset=1, clip_sample=False
         ),
@@ -77,70 +28,35 @@ def tiny_stable_diffusion() -> StableDiffusionPipeline:
     return pipe
 
 
-def _tokenizer() -> CLIPTokenizer:
-    """One token for each letter."""
-    letters = [chr(code) for code in range(33, 127)]
-    tokens = letters + [f"{letter}</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary, merges = Path(folder, "vocab.json"), Path(folder, "merges.txt")
-        vocabulary.write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-        merges.write_text("#version: 0.2\n")
-        return CLIPTokenizer(str(vocabulary), str(merges), model_max_length=WORDS)
-
-
 def tiny_sound() -> AudioLDMPipeline:
     """AudioLDM."""
     torch.manual_seed(0)
-    tokenizer = _tokenizer()
+    tokenizer = clip_tokenizer()
     text = ClapTextConfig(
         vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=WORDS + 2,
-        projection_dim=16,
+        projection_dim=WIDTH,
         pad_token_id=1,
     )
-    unet = UNet2DConditionModel(
+    network = unet(
         sample_size=16,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=2,
         cross_attention_dim=(8, 16),
         class_embed_type="simple_projection",
-        projection_class_embeddings_input_dim=16,
+        projection_class_embeddings_input_dim=WIDTH,
         class_embeddings_concat=True,
     )
-    vae = AutoencoderKL(
-        in_channels=1,
-        out_channels=1,
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=4,
-    )
-    vocoder = SpeechT5HifiGanConfig(
-        model_in_dim=8,
-        sampling_rate=16000,
-        upsample_initial_channel=16,
-        upsample_rates=[2, 2],
-        upsample_kernel_sizes=[4, 4],
-        resblock_kernel_sizes=[3],
-        resblock_dilation_sizes=[[1]],
-        normalize_before=False,
-    )
-    speaker = SpeechT5HifiGan(vocoder)
+    speaker = vocoder(channels=16, upsampling=(2, 2))
     with torch.no_grad():
-        speaker.conv_post.weight.mul_(2000)  # random weights whisper, and 16 bits would hear nothing
+        speaker.conv_post.weight.mul_(2000)  # the output of random weights would be silence in 16 bits
     pipe = AudioLDMPipeline(
-        vae=vae,
+        vae=picture_vae(in_channels=1, out_channels=1),
         text_encoder=ClapTextModelWithProjection(text),
         tokenizer=tokenizer,
-        unet=unet,
+        unet=network,
         scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
         vocoder=speaker,
     )

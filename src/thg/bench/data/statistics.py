@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from thg.bench.data.errors import DataError
-from thg.files import atomic_target
+from thg.files import write_atomically
 
 
 def read_statistics(path: str | Path) -> dict[str, torch.Tensor]:
@@ -37,8 +37,7 @@ def write_statistics(path: str | Path, statistics: Mapping[str, torch.Tensor]) -
     path = Path(path)
     if path.suffix != ".safetensors":
         raise DataError(f"statistics are written as .safetensors, not as {path.name}")
-    with atomic_target(path) as part:
-        part.write_bytes(save({name: tensor.contiguous() for name, tensor in statistics.items()}))
+    write_atomically(path, save({name: tensor.contiguous() for name, tensor in statistics.items()}))
 
 
 def _read_npz(path: Path) -> dict[str, torch.Tensor]:
