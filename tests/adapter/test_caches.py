@@ -11,9 +11,21 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, Case
+from tests.adapter.families import FAMILIES, Broken, Case, Rows
 from tests.adapter.families.video import cogvideox, wan21
-from tests.adapter.programs import CACHES, FASTER, LAYERS, STEPS, cache_dit, counted, deepcache, package
+from tests.adapter.programs import (
+    BATCHED,
+    CACHES,
+    FASTER,
+    LAYERS,
+    STEPS,
+    TWO_CALLS,
+    cache_dit,
+    counted,
+    deepcache,
+    package,
+)
+from thg.adapter import lesson
 from thg.adapter.caches.deepcache import _extrapolated
 
 LEAPS = thg.uniform(every=4)
@@ -41,7 +53,7 @@ class Subject:
 
 @pytest.fixture(scope="module", autouse=True)
 def layouts_are_known() -> None:
-    """A run that learns a layout does not leap where a cache has seen all branches."""
+    """A run that learns a layout evaluates one step more."""
     for case in (FAMILIES["SD 1.5"](), wan21(layers=LAYERS)):
         with thg.enabled(case.pipe, LEAPS):
             case.run(steps=2)
@@ -75,6 +87,34 @@ def test_in_any_order_of_enabling_and_disabling(subject: Subject) -> None:
         assert torch.equal(subject.run(), subject.together)
     assert torch.equal(subject.run(), subject.thg_alone)
     thg.disable(subject.case.pipe)
+    with subject.cache(subject.case):
+        thg.enable(subject.case.pipe, LEAPS)
+    assert torch.equal(subject.run(), subject.thg_alone)
+    thg.disable(subject.case.pipe)
+
+
+@pytest.mark.parametrize("interrupted", [thg.uniform(every=1), LEAPS])
+def test_an_interrupted_run_leaves_nothing_behind(subject: Subject, interrupted: Any) -> None:
+    with subject.cache(subject.case):
+        with thg.enabled(subject.case.pipe, interrupted), Rows(subject.case, stop_at=4), pytest.raises(Broken):
+            subject.run()
+        with thg.enabled(subject.case.pipe, LEAPS):
+            assert torch.equal(subject.run(), subject.together)
+        assert torch.equal(subject.run(), subject.alone)
+
+
+@pytest.mark.parametrize("name", ["DeepCache, SD 1.5", "cache-dit, Wan", "MagCache, CogVideoX"])
+def test_the_first_run_leaps_although_it_learns_the_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lesson, "_known_by_class", {})
+    make, cache = CACHES[name]
+    case = make()
+    with cache(case), thg.enabled(case.pipe, LEAPS), Rows(case) as counted:
+        first = case.run(steps=STEPS)
+        report = thg.summary(case.pipe)
+    assert torch.isfinite(first).all()
+    assert report.evaluations == (2, 2, 1, 1, 2, 1, 1, 1)
+    assert report.nfe == counted.rows / len(first)
+    assert report.caches == (name.split(",")[0],)
 
 
 @pytest.mark.parametrize(("name", "idle"), [("SD 1.5", {"interval": 1}), ("SD3", {"threshold": 0.0})])
@@ -162,6 +202,18 @@ def _remembering_forward(plain: Any, memory: dict[str, Any], broadcast: bool) ->
     return forward
 
 
+class _Around(torch.nn.Module):
+    """A cache that has taken the place of a block."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self._memory: dict[str, Any] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._memory.setdefault("output", self.block(*args, **kwargs))
+
+
 @contextmanager
 def _home_made(block: torch.nn.Module, broadcast: bool) -> Iterator[None]:
     block.forward = _remembering_forward(block.forward, {}, broadcast)  # type: ignore[method-assign]
@@ -181,14 +233,17 @@ def test_an_unknown_cache_is_named_and_left_alone(broadcast: bool) -> None:
     assert summary.nfe == summary.cfg_nfe
 
 
-def test_a_cache_in_a_hook_of_torch_is_named_when_it_breaks() -> None:
-    case, memory = FAMILIES["SD 1.5"](), []
+@pytest.mark.parametrize("name", ["SD 1.5", "CogVideoX"])
+def test_a_cache_in_a_hook_of_torch_is_named_when_it_breaks(name: str) -> None:
+    case, memory = FAMILIES[name](), []
+    network = case.pipe.components[case.networks[0]]
+    block = network.mid_block if name == "SD 1.5" else network.transformer_blocks[0]
 
-    def reusing_hook(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def reusing_hook(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         memory.append(output)
         return memory[0] if len(memory) % 2 else output
 
-    handle = case.pipe.unet.mid_block.register_forward_hook(reusing_hook)
+    handle = block.register_forward_hook(reusing_hook)
     with thg.enabled(case.pipe, LEAPS):
         case.run(steps=STEPS)
         summary = thg.summary(case.pipe)
@@ -197,21 +252,46 @@ def test_a_cache_in_a_hook_of_torch_is_named_when_it_breaks() -> None:
     assert set(summary.evaluations[2:]) == {2}, "plain from where it broke"
 
 
+@pytest.mark.parametrize("calls", ["one call", "two calls"])
+def test_an_unknown_module_around_a_block_is_named_and_left_alone(calls: str) -> None:
+    case = BATCHED() if calls == "one call" else TWO_CALLS()
+    network = case.pipe.transformer
+    blocks = network.transformer_blocks if calls == "one call" else network.blocks
+    blocks[1] = _Around(blocks[1])
+    alone = case.run(steps=STEPS)
+    blocks[1] = _Around(blocks[1].block)
+    with thg.enabled(case.pipe, LEAPS):
+        assert torch.equal(case.run(steps=STEPS), alone)
+        assert "_Around" in thg.summary(case.pipe).note
+
+
 def test_an_unknown_counter_of_calls_is_refused_where_calls_are_left_out() -> None:
     case = wan21()
-    plain = case.pipe.transformer.forward
+    plain, calls = case.pipe.transformer.forward, []
 
     def counting_forward(*args: Any, **kwargs: Any) -> Any:
-        case.pipe.transformer.cnt += 1
+        calls.append(1)
         return plain(*args, **kwargs)
 
-    case.pipe.transformer.cnt = 0
     case.pipe.transformer.forward = counting_forward
     with thg.enabled(case.pipe, LEAPS):
         case.run(steps=STEPS)
         assert "counting_forward" in thg.summary(case.pipe).note
+        assert len(calls) == 2 * STEPS
     with thg.enabled(case.pipe, thg.uniform(every=1)):
         case.run(steps=STEPS)
+        assert thg.summary(case.pipe).note == ""
+
+
+def test_a_replaced_layer_is_no_counter_of_calls() -> None:
+    """Some implementations of LoRA replace the forward methods of layers."""
+    case = wan21()
+    layer = case.pipe.transformer.blocks[0].ffn.net[2]
+    plain = layer.forward
+    layer.forward = lambda states: 1.1 * plain(states)
+    with thg.enabled(case.pipe, LEAPS):
+        case.run(steps=STEPS)
+        assert thg.summary(case.pipe).nfe == STEPS + STEPS // 4
 
 
 def test_calibration_wants_the_network_without_a_cache() -> None:

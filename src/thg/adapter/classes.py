@@ -28,10 +28,29 @@ class _EqualToOriginal(type):
     __hash__ = type.__hash__
 
 
+class _Transparent(_EqualToOriginal):
+    """Lets other libraries patch the original class in place of the subclass.
+
+    cache-dit replaces `__call__` of a pipeline's class, sets attributes beside it, and removes both when it is
+    disabled. On the subclass itself it would remove thg's `__call__`, and not find its own attributes.
+    """
+
+    def __getattribute__(cls, name: str) -> Any:
+        seen = type.__getattribute__(cls, _ORIGINAL) if name == "__call__" else cls
+        return type.__getattribute__(seen, name)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        setattr(type.__getattribute__(cls, _ORIGINAL), name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        delattr(type.__getattribute__(cls, _ORIGINAL), name)
+
+
 def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> None:
     """Gives an object a subclass of its class with these members; does nothing if it already has one.
 
-    shared: objects of one class share the subclass, so that compiled code is valid for all of them.
+    shared: objects of one class share the subclass, so that compiled code is valid for all of them. Otherwise a library
+        that patches the object's class patches the original one.
     """
     cls = type(value)
     if hasattr(cls, _ORIGINAL):
@@ -39,7 +58,9 @@ def substitute(value: Any, members: dict[str, Any], *, shared: bool = True) -> N
     subclass = _subclasses.get(cls) if shared else None
     if subclass is None:
         names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-        metaclass: Any = _EqualToOriginal if type(cls) is type else type(cls)
+        metaclass: Any = type(cls)
+        if metaclass is type:
+            metaclass = _EqualToOriginal if shared else _Transparent
         subclass = metaclass(cls.__name__, (cls,), {**names, **members, _ORIGINAL: cls, "__reduce_ex__": _reduce_ex})
     if shared:
         _subclasses[cls] = subclass

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 Roles = dict["Takeover", tuple[str, str]]  # takeover of a network -> role and name of the component
 
-_OWN_CALL = "_thg_call"
-
 _networks: weakref.WeakKeyDictionary[torch.nn.Module, Roles] = weakref.WeakKeyDictionary()
 _pipelines: weakref.WeakKeyDictionary[Any, Takeover] = weakref.WeakKeyDictionary()
 
@@ -39,10 +37,10 @@ def takeover_of(pipe: Any) -> Takeover | None:
 
 def route_calls(pipe: Any, takeover: Takeover) -> None:
     """Makes each call of the pipeline open a run of this takeover."""
-    plain = original_class(pipe).__call__
 
-    @functools.wraps(plain)
+    @functools.wraps(original_class(pipe).__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = original_class(self).__call__  # another library may have patched it since
         found = _pipelines.get(self)
         if found is None:
             return plain(self, *args, **kwargs)
@@ -53,16 +51,14 @@ def route_calls(pipe: Any, takeover: Takeover) -> None:
         """type(pipe)(**pipe.components) makes a plain pipeline."""
         return cls.__base__(*args, **kwargs)  # type: ignore[misc]
 
-    substitute(pipe, {"__call__": call, _OWN_CALL: call, "__new__": new}, shared=False)
+    substitute(pipe, {"__call__": call, "__new__": new}, shared=False)
     _pipelines[pipe] = takeover
 
 
 def restore_calls(pipe: Any) -> None:
-    """Undoes `route_calls`. If another library has patched the call since, its patch is kept."""
+    """Undoes `route_calls`."""
     del _pipelines[pipe]
-    members = vars(type(pipe))
-    if members.get("__call__") is members.get(_OWN_CALL):
-        restore(pipe)
+    restore(pipe)
 
 
 # -- networks

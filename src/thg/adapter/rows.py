@@ -152,10 +152,13 @@ def tensors_of(output: Any) -> list[Tensor]:
     raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
 
 
-def count_out(output: Any) -> int:
-    """Rows of a network's output."""
+def form(output: Any) -> tuple[int, list[torch.Size]]:
+    """The number of rows of a network's output, and the shapes of a row; samples in a list may have different ones."""
     listed = _list_of_samples(output)
-    return len(tensors_of(output)[0]) if listed is None else len(listed)
+    if listed is not None:
+        return len(listed), []
+    tensors = tensors_of(output)
+    return len(tensors[0]), [tensor.shape[1:] for tensor in tensors]
 
 
 def main_output(output: Any) -> tuple[Tensor, ...]:

@@ -61,14 +61,18 @@ class PipelineRun:
         if section is None:
             return call()
         layout, step = self._lesson.layout, section.step
-        if layout is None or self.plain_because or self._undecided(section, layout, caller):
+        if self.plain_because:
             return self._as_it_comes(call)
         try:
+            if layout is None or self._undecided(section, layout, caller):
+                section.network(call)  # its caches start empty
+                return self._as_it_comes(call)
             output = self._answered(section, layout, caller, call)
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
             if isinstance(section.guide, Visitor):
                 raise  # a plain run is useless for calibration
-            self.plain_because, self._settled = str(error), True
+            self._settled = True
+            self._go_on_plain(section, str(error))
             section.back_to(step)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
@@ -77,6 +81,10 @@ class PipelineRun:
         if section.at_last_step and call.role != "control":
             section.watch(call, output)
         return output
+
+    def _go_on_plain(self, section: Section, why: str) -> None:
+        self.plain_because = why
+        section.empty_caches()
 
     def _answered(self, section: Section, layout: Batched | Sequential, caller: Caller, call: Call) -> Any:
         if isinstance(layout, Sequential):
@@ -98,8 +106,7 @@ class PipelineRun:
         self.ended = time.perf_counter()
         layout = self._lesson.layout
         if layout is None or call.name in (*layout.denoisers, getattr(layout, "unconditional", None)):
-            tensors = rows.main_output(output)
-            self._rows_to_count += len(tensors) if len(tensors) > 1 else sum(len(t) for t in tensors if t.ndim)
+            self._rows_to_count += _rows_of(output)
         self._show(call, output)
         return output
 
@@ -142,7 +149,8 @@ class PipelineRun:
             section.count_plain_step(1)
         if verdict and isinstance(section.guide, Visitor):
             raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {verdict}")
-        self.plain_because = verdict
+        if verdict:
+            self._go_on_plain(section, verdict)
         self.owner.acquire(self._pipe)
         if undecided and not self.plain_because:
             step, rows_to_count = section.step, self._rows_to_count
@@ -158,21 +166,20 @@ class PipelineRun:
         """Processes a step that was evaluated before its layout was known."""
         layout, caller = self._lesson.layout, Caller(self._pipe)
         assert layout is not None
-        self._rows_to_count, section.stepped = 0, True
         apart = getattr(layout, "unconditional", None)
         own = [call.call for call in seen if call.call.name in layout.denoisers]
         if isinstance(layout, Batched):
             section.rows = own[min(self._lesson.place, len(own) - 1)].rows
             if section.rows % len(layout.branches):
                 raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
-        for call in seen:
-            if call.call.name in layout.denoisers and (names := section.network(call.call).cache_names):
-                raise UnsupportedPipelineError(
-                    f"its layout was learned in this run, in which {names[0]} has seen all branches; the next run leaps"
-                )
+        guided = [call for call in seen if call.call.name in (*layout.denoisers, apart)]
+        if section.cache_names:  # they have features of all branches: begin with the next step
+            section.empty_caches()
+            self._rows_to_count = sum(_rows_of(call.output) for call in guided)
+            return
+        self._rows_to_count, section.stepped = 0, True
+        for call in guided:
             replayed = call.replay()
-            if replayed.name not in (*layout.denoisers, apart):
-                continue
             if replayed.name == apart:
                 replayed.role, replayed.context = "unconditional", "uncond"
             if self._answered(section, layout, caller, replayed) is not call.output:
@@ -257,3 +264,9 @@ class PipelineRun:
         if not self.sections and not self.failed:
             return "no network call of this run was seen"
         return ""
+
+
+def _rows_of(output: Any) -> int:
+    """Rows of an output as it counts for the summary."""
+    tensors = rows.main_output(output)
+    return len(tensors) if len(tensors) > 1 else sum(len(tensor) for tensor in tensors if tensor.ndim)

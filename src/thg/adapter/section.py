@@ -75,6 +75,11 @@ class Section:
             self.cache_names += self._networks[key].cache_names
         return self._networks[key]
 
+    def empty_caches(self) -> None:
+        """Makes the caches inside the networks forget the calls of this pass, which had the rows of one branch."""
+        for network in self._networks.values():
+            network.empty_caches()
+
     def guidance_is_on(self, caller: Caller) -> bool | None:
         """The pipeline's decision. If it depends on a tensor, it is read once per tensor, which waits for the
         device."""
@@ -165,6 +170,7 @@ class Section:
         self.conditional = self.unconditional = self.ahead = self.output = self.template = None
         self.time = self.loop_time = self._guidance_decided = None
         self.key = ()
+        self.empty_caches()
         self._networks.clear()
 
     def note(self) -> str:

@@ -45,11 +45,17 @@ class CacheDiT:
         contexts = self._contexts()
         manager._cached_context_manager = {}
         try:
-            for context in contexts:
-                manager.new_context(*context._init_args, **context._init_kwargs)
+            self._renew(contexts)
             yield
         finally:
             manager._cached_context_manager, manager._current_context = before, current
+
+    def empty(self) -> None:
+        self._renew(self._contexts())
+
+    def _renew(self, contexts: list[Any]) -> None:
+        for context in contexts:
+            self._manager.new_context(*context._init_args, **context._init_kwargs)
 
     def _contexts(self) -> list[Any]:
         contexts = self._manager._cached_context_manager

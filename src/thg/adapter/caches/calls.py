@@ -9,7 +9,7 @@ import torch
 
 from thg.adapter import rows
 from thg.adapter.caches.known import Caches, find_caches
-from thg.adapter.caches.unknown import counts_calls, suspects, watchers
+from thg.adapter.caches.unknown import counters, suspects, watchers
 from thg.adapter.call import Call
 from thg.errors import UnsupportedPipelineError
 from thg.plans.both import PredictsConditional
@@ -27,7 +27,7 @@ class CachedNetwork:
         self._leaps = plan is None or plan.nfe < 2 * plan.steps
         self._caches = find_caches(module, 1 if plan is None else plan.hare_order) if self._leaps else Caches()
         self._checked = False
-        self._rows_out: float | None = None  # rows of an output for each row of the input
+        self._form: tuple[float, list[torch.Size]] | None = None  # output rows per input row, and their shapes
         self.cache_names = self._caches.names
         if self._caches and isinstance(guide, PredictsConditional):
             raise UnsupportedPipelineError(
@@ -39,6 +39,7 @@ class CachedNetwork:
                 f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: disable it, "
                 "calibrate, and enable it again"
             )
+        self.empty_caches()  # of what an interrupted run, or steps with all rows, have left there
 
     def conditional(self, call: Call, refresh: bool = False) -> Any:
         """The rows that run at each step. refresh: the caches compute everything, and keep it for later steps."""
@@ -53,7 +54,7 @@ class CachedNetwork:
     def all_branches(self, call: Call, n: int, keep: Sequence[int]) -> Any:
         """The rows of all `n` branches. keep: those that also run in a leap."""
         output = self._branch_by_branch(call, n, keep) if self._caches else call()
-        self._rows_out = rows.count_out(output) / call.rows
+        self._form = _form(output, call)
         return output
 
     def _branch_by_branch(self, call: Call, n: int, keep: Sequence[int]) -> Any:
@@ -76,25 +77,34 @@ class CachedNetwork:
             if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in _SHAPES):
                 raise
             raise self._broken(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
-        returned = rows.count_out(output)
-        if self._rows_out is not None and returned != self._rows_out * call.rows:
-            raise self._broken(f"it was given {call.rows} rows and returned {returned}")
+        if self._form is not None and _form(output, call) != self._form:
+            shapes = [tuple(tensor.shape) for tensor in rows.tensors_of(output)]
+            raise self._broken(f"for {call.rows} of its rows it returned the shape {shapes[0]}")
         return output
 
     def first_of_two(self, call: Call, refresh: bool) -> Any:
         """The conditional call of a pipeline with one call per branch, some of which a leap skips."""
-        if self._leaps and not self._checked and (name := counts_calls(self._module)) is not None:
+        if self._leaps and not self._checked and (names := counters(self._module)):
             raise UnsupportedPipelineError(
-                f"{name} has replaced the forward method of this {type(self._module).__name__} and counts its calls; "
-                "it would confuse the branches when thg skips a call. Remove it, or thg.disable(pipe)"
+                f"{names[0]} is in this {type(self._module).__name__}, and may count its calls or keep features from "
+                "one to the next; it would confuse the branches when thg skips a call. Remove it, or thg.disable(pipe)"
             )
         self._checked = True
         return self.conditional(call, refresh)
+
+    def empty_caches(self) -> None:
+        """Makes the caches forget everything, so that the next call, with any rows, computes everything."""
+        self._caches.empty()
 
     def _broken(self, what: str) -> UnsupportedPipelineError:
         names = suspects(self._module) or watchers(self._module)
         cause = f"It seems to be {names[0]}, which keeps tensors of earlier calls" if names else "A cache may be why"
         return UnsupportedPipelineError(
             f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "
-            f"{cause}: remove it, or thg.disable(pipe)"
+            f"{cause}: remove it, or thg.disable(pipe). It has seen a call more than without thg in this run"
         )
+
+
+def _form(output: Any, call: Call) -> tuple[float, list[torch.Size]]:
+    count, shapes = rows.form(output)
+    return count / call.rows, shapes

@@ -57,16 +57,21 @@ class DeepCache:
     @contextmanager
     def _with(self, features: dict[Any, Any], refresh: bool) -> Iterator[None]:
         helper = self._helper
-        before = helper.cached_output, helper.start_timestep
         helper.cached_output = features
         # the start of its interval, at which it computes everything; None: this call
         helper.start_timestep = None if refresh or not self._passes else self._passes[-1][0]
         try:
             yield
         finally:
-            helper.cached_output = before[0]
-            if before[1] is not None:
-                helper.start_timestep = before[1]
+            self._forget()
+
+    def empty(self) -> None:
+        self._passes.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        """The helper's own features and the start of its interval, as when it was enabled."""
+        self._helper.cached_output, self._helper.start_timestep = {}, None
 
     def _add(self, features: _Features) -> None:
         position = self._helper.cur_timestep

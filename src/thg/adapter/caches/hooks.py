@@ -20,9 +20,9 @@ _DECIDERS = {
     "PyramidAttentionBroadcastHook": ("PyramidAttentionBroadcast", "cache"),
     "TaylorSeerCacheHook": ("TaylorSeer", None),  # decides by its count of calls alone
 }
-_REFUSED = "FasterCacheDenoiserHook"
+_REFUSED = "FasterCache"  # both of its hooks
 # They cache the text and not the step, so they need no special handling.
-STEADY = ("TextKVCacheTransformerHook", "TextKVCacheBlockHook", "FasterCacheBlockHook")
+_STEADY = ("TextKVCacheTransformerHook", "TextKVCacheBlockHook")
 
 
 def hooks_of(network: Any) -> list[Any]:
@@ -33,13 +33,13 @@ def hooks_of(network: Any) -> list[Any]:
 
 def is_known(hook: Any) -> bool:
     name = type(hook).__name__
-    return name in _DECIDERS or name in STEADY or name == _REFUSED
+    return name in _DECIDERS or name in _STEADY or name.startswith(_REFUSED)
 
 
 def find_hooks(network: Any) -> Iterator[HookCache]:
     """The cache of diffusers in this network."""
     found = hooks_of(network)
-    if any(type(hook).__name__ == _REFUSED for hook in found):
+    if any(type(hook).__name__.startswith(_REFUSED) for hook in found):
         raise UnsupportedPipelineError(
             "FasterCache skips unconditional passes itself, as thg does; use one of them: "
             "pipe.transformer.disable_cache() or thg.disable(pipe)"
@@ -55,6 +55,9 @@ class HookCache:
 
     def __init__(self, name: str, deciders: list[Any], value: str | None) -> None:
         self.name = name
+        managers = {id(hook.state_manager): hook.state_manager for hook in deciders if _has_manager(hook)}
+        self._managers = list(managers.values())  # several hooks may share one
+        self._single = [hook for hook in deciders if not _has_manager(hook)]
         self._deciders = deciders
         self._value = value
 
@@ -79,29 +82,29 @@ class HookCache:
 
     @contextmanager
     def unconditional(self) -> Iterator[None]:
-        managers = {id(hook.state_manager): hook.state_manager for hook in self._deciders if _has_manager(hook)}
-        single = [hook for hook in self._deciders if not _has_manager(hook)]
-        kept = [manager._state_cache for manager in managers.values()]
-        states = [hook.state for hook in single]
+        kept = [manager._state_cache for manager in self._managers]
+        states = [hook.state for hook in self._single]
+        self.empty()
         try:
-            for manager in managers.values():
-                manager._state_cache = {}
-            for hook in single:
-                hook.state = type(hook.state)()
             yield
         finally:
-            for manager, cache in zip(managers.values(), kept, strict=True):
+            for manager, cache in zip(self._managers, kept, strict=True):
                 manager._state_cache = cache
-            for hook, state in zip(single, states, strict=True):
+            for hook, state in zip(self._single, states, strict=True):
                 hook.state = state
+
+    def empty(self) -> None:
+        for manager in self._managers:
+            manager._state_cache = {}
+        for hook in self._single:
+            hook.state = type(hook.state)()
 
     def _states(self) -> Iterator[Any]:
         """The states of the calls so far; none of them is that of an unconditional call."""
-        for hook in self._deciders:
-            if _has_manager(hook):
-                yield from hook.state_manager._state_cache.values()
-            else:
-                yield hook.state
+        for manager in self._managers:
+            yield from manager._state_cache.values()
+        for hook in self._single:
+            yield hook.state
 
 
 def _has_manager(hook: Any) -> bool:

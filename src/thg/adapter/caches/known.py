@@ -22,6 +22,9 @@ class BlockCache(Protocol):
     def unconditional(self) -> AbstractContextManager[None]:
         """A context for a call with the unconditional rows: everything is computed, and nothing is kept."""
 
+    def empty(self) -> None:
+        """Forgets all calls: the next one computes everything, also outside these contexts."""
+
 
 class Caches:
     """All caches inside one network."""
@@ -31,6 +34,10 @@ class Caches:
 
     def __bool__(self) -> bool:
         return bool(self.parts)
+
+    def empty(self) -> None:
+        for part in self.parts:
+            part.empty()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 from thg.adapter.caches.hooks import hooks_of, is_known
 
-_COUNTER = re.compile(r"(^|_)(cnt|count|counter)($|_)|teacache")
-_KNOWN = ("diffusers", "transformers", "torch", "accelerate", "peft", "thg", "DeepCache", "cache_dit")
+_KNOWN = ("diffusers", "transformers", "torch", "accelerate", "peft", "thg", "DeepCache", "cache_dit", "tomesd")
+_HOSTS = {"diffusers", "transformers"}
 
 
 def suspects(network: Any) -> list[str]:
-    """Stateful hooks, and forward methods that are not the network's own."""
-    unknown = [hook for hook in hooks_of(network) if hook._is_stateful and not is_known(hook)]
-    hooks = [f"the hook {type(hook).__name__}" for hook in unknown]
-    return list(dict.fromkeys([*hooks, *(name for module in network.modules() for name in _replaced(module))]))
+    """What may keep features of all rows: stateful hooks, forward methods that are not the network's own, and modules
+    of others around its blocks."""
+    found = [name for module in network.modules() for name in (*_replaced(module), *_foreign(network, module))]
+    return list(dict.fromkeys([*_stateful(network), *found]))
+
+
+def counters(network: Any) -> list[str]:
+    """What may count the network's calls. Single layers do not: LoRA replaces their forward methods."""
+    blocks = [module for module in network.modules() if any(module.children())]
+    found = [name for module in blocks for name in (*_replaced(module), *_foreign(network, module, derived=True))]
+    return list(dict.fromkeys([*_stateful(network), *found]))
 
 
 def watchers(network: Any) -> list[str]:
@@ -25,13 +31,20 @@ def watchers(network: Any) -> list[str]:
     return list(dict.fromkeys(_name(hook) for hook in hooks if _origin(hook).split(".")[0] not in _KNOWN))
 
 
-def counts_calls(network: Any) -> str | None:
-    """A third-party forward method on a network that also has something like a call counter, if any."""
-    replaced = _replaced(network)
-    members = {name: value for cls in reversed(type(network).__mro__) for name, value in vars(cls).items()}
-    members |= vars(network)
-    counters = [name for name, value in members.items() if _COUNTER.search(name) and isinstance(value, int)]
-    return replaced[0] if replaced and counters else None
+def _stateful(network: Any) -> list[str]:
+    unknown = [hook for hook in hooks_of(network) if hook._is_stateful and not is_known(hook)]
+    return [f"the hook {type(hook).__name__}" for hook in unknown]
+
+
+def _foreign(network: Any, module: Any, derived: bool = False) -> list[str]:
+    """A third-party module in a network of diffusers that has layers of its own.
+
+    derived: also if its class is derived from one of diffusers.
+    """
+    own, *bases = [cls.__module__.split(".")[0] for cls in type(module).__mro__]
+    if own in _KNOWN or not type(network).__module__.startswith("diffusers.") or not any(module.children()):
+        return []
+    return [_name(type(module))] if derived or not set(bases) & _HOSTS else []
 
 
 def _replaced(module: Any) -> list[str]:
