@@ -19,13 +19,16 @@ from types import SimpleNamespace
 import nbformat
 import numpy as np
 import pytest
+import torch
 
 import thg
 from tests import forked
-from thg.bench.config import parse_config
+from thg.bench import keeping
+from thg.bench.config import Storage, load_config, parse_config
 from thg.bench.methods.registry import methods
 from thg.bench.metrics import metric_names
 from thg.cli import COMMANDS
+from thg.cli.bench import evaluations
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -187,6 +190,23 @@ def test_the_configuration_that_is_shown_is_valid():
         "CFG, DPM++ 2M",
         "THG",
     ]
+
+
+def test_the_costs_of_the_papers_tables_follow_from_their_configurations():
+    rows = re.findall(r"^\| `(benchmarks/\w+\.toml)` \|(.*) \|$", (ROOT / "docs" / "reproduce.md").read_text(), re.M)
+    tables = [(name, [cell.strip() for cell in row.split("|")][1:]) for name, row in rows if "minutes" not in row]
+    assert len(tables) == 9
+    for name, costs in tables:
+        config = load_config(ROOT / name)
+        shape = {"audioldm2": (160_000,), "sd35_large": (3, 1024, 1024)}.get(Path(name).stem, (3, 512, 512))
+        sample = keeping.Samples(torch.zeros(1, *shape), 16_000 if len(shape) == 1 else None)
+        made = config.count * len(config.methods)
+        disk = [
+            keeping.size(made * keeping.bytes_per_sample(sample, Storage(keep=keep), config.metrics))
+            for keep in ("files", "jpeg", "features")
+        ]
+        evaluated = evaluations(config)
+        assert costs == [str(len(config.methods)), f"{evaluated / 1e6:.3g}", f"{evaluated / 360_000:.3g}", *disk], name
 
 
 def test_policies_and_metrics_are_all_told_of():
