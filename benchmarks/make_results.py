@@ -24,14 +24,14 @@ COMMANDS = {
 }
 HEAD = """# Results
 
-Measured on the models that come with thg, by `python benchmarks/make_results.py`; nothing here is typed by hand. The
-single parts: `thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `python benchmarks/bench_enable.py` and
-`python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and
-AudioLDM 2) need a GPU and their weights and have not been run here.
+Measured on the models included in thg, by `python benchmarks/make_results.py`, which also writes this page. The parts:
+`thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `python benchmarks/bench_enable.py`, `python
+benchmarks/beyond_twice.py` and `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with
+SD 1.5, SD 3.5 Large and AudioLDM 2) need a GPU and their weights and have not been run here.
 
-Seconds are those of a virtual machine with two cores, and vary by 10 to 20 % from run to run; evaluations and fidelity
-do not. On so small a network half a batch takes more than half the time, and the decoder and Python's share stay;
-"possible", where it stands, tells what is left to gain.
+Seconds were measured on a virtual machine with two cores and vary by 10 to 20 % from run to run; evaluations and
+fidelity do not vary. On such small networks half a batch takes more than half the time, and the decoder and Python take
+as long as before; "of possible" compares with the speed-up of skipped steps that a run without guidance measures.
 """
 
 

@@ -57,9 +57,7 @@ class Lesson:
         self._has_guider = False  # an object that may combine the branches differently at each step
         self._unguided: object = None  # the shapes of a step without guidance in the current run
         self.unseen = ""  # description of such a step, if its shapes do not fit
-        self._guarded: Learned | None = (
-            None  # the result of the first step, against which later steps of the current run are checked
-        )
+        self._guarded: Learned | None = None  # the result that later steps of the current run are checked against
         self._errors: list[Tensor] = []  # their residuals; on the device until they are read
 
     def begin(self) -> None:
@@ -95,27 +93,28 @@ class Lesson:
 
     def refresh(self, pipe: Any) -> None:
         """Finds the layout for the pipeline's current networks."""
-        known = _known_by_class.get(self.cls)
         self._has_guider = getattr(pipe, "guider", None) is not None
-        self.layout = self.given or (_with_twins(pipe, known.learned.layout) if known is not None else None)
+        self.layout = self.given if self._known is None else _with_twins(pipe, self._known.learned.layout)
+
+    @property
+    def _known(self) -> Known | None:
+        """What an earlier run of this class has shown; None if the layout was given."""
+        return _known_by_class.get(self.cls) if self.given is None else None
 
     @property
     def shapes_tell(self) -> bool:
         """Whether the shapes of a step show if it is guided."""
-        known = _known_by_class.get(self.cls)
-        return self.given is None and (known is None or known.telling)
+        return self.given is None and (self._known is None or self._known.telling)
 
     @property
     def place(self) -> int:
         """Index of the call with all branches among the calls of its network in a step."""
-        known = _known_by_class.get(self.cls)
-        return known.learned.place if known is not None and self.given is None else 0
+        return 0 if self._known is None else self._known.learned.place
 
     @property
     def words(self) -> str:
         """A description of the inferred layout."""
-        known = _known_by_class.get(self.cls)
-        return known.learned.words if known is not None and self.given is None else ""
+        return "" if self._known is None else self._known.learned.words
 
     @contextmanager
     def first_leap(self) -> Iterator[None]:
@@ -137,8 +136,8 @@ class Lesson:
         Returns why the run must not leap, "" if it may, and None if there is no guidance in this step.
         """
         calls = outputs_of(seen)
-        known = _known_by_class.get(self.cls)
-        if self.given is None and known is not None and known.telling:
+        known = self._known
+        if known is not None and known.telling:
             layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
             if ratio == known.ratio:
                 return _mixed(seen, layout)

@@ -57,8 +57,8 @@ def shipped_pipeline(
 
     Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". Nothing is downloaded.
 
-    - `device`: default: the CPU.
-    - `dtype`: of the weights in memory; default: float32 (the files hold float16).
+    device: the CPU unless given.
+    dtype: of the weights in memory; float32 unless given (the files contain float16).
     """
     return load_folder(shipped_path(name), device=device, dtype=dtype)
 

@@ -17,9 +17,9 @@ from thg.errors import THGError, UnsupportedPipelineError
 def pretrained(source: str, dtype: torch.dtype, *, variant: str | None = None, leave_out: Iterable[str] = ()) -> Any:
     """The pipeline, or a one-line error if it cannot be loaded.
 
-    - `variant`: of the weight files, such as "fp16".
-    - `leave_out`: components not to load, such as "safety_checker". Those that a folder was saved without are never
-      loaded.
+    variant: of the weight files, such as "fp16".
+    leave_out: components not to load, such as "safety_checker". Those that a folder was saved without are never
+        loaded.
     """
     try:
         from diffusers import DiffusionPipeline

@@ -82,17 +82,19 @@ def sample(
         x: the initial noise, batch first, at the noise level of `schedule.nodes[0]`.
         plan: as for `thg.enable`: a `Plan`, a planner, also one of a profile, or a preset's name; None is the same
             default. Plain CFG is `thg.uniform(every=1)`.
-        schedule: the grid and the network's conventions; `thg.read_schedule(scheduler)` for one of diffusers. solver:
-        `thg.ode.ddim()` (also Euler's method) unless given; `thg.ode.dpm_multistep()`, ... guidance_scale: w, as in
-        diffusers; a number, or one for each sample. condition, unconditional: the denoiser's third argument in the two
-        branches, instead of True and False. An unconditional tensor or number is expanded to the rows of the condition.
+        schedule: the grid and the network's conventions; `thg.read_schedule(scheduler)` for one of diffusers.
+        solver: `thg.ode.ddim()` (also Euler's method) unless given; `thg.ode.dpm_multistep()`, ...
+        guidance_scale: w, as in diffusers; a number, or one for each sample.
+        condition, unconditional: the denoiser's third argument in the two branches, instead of True and False. An
+            unconditional tensor or number is expanded to the rows of the condition.
 
     Advanced arguments:
         batched: the denoiser takes both branches in one call: twice the rows, the conditional ones first. Its third
             argument is then both conditions joined, or, without conditions, a flag for each row.
         guidance_interval: two times of the network between which there is guidance; the plan is made for that part.
-        callback: called with a `thg.ode.Step` after each step. trajectory: keep all states. progress: a wrapper around
-            the steps that shows a bar, such as `tqdm`.
+        callback: called with a `thg.ode.Step` after each step.
+        trajectory: keep all states.
+        progress: a wrapper around the steps that shows a bar, such as `tqdm`.
         gradients: keep the graph, to differentiate through the run; otherwise no gradients are recorded.
         check: check that sign and scale of the first output match the schedule.
         form: "predictor" or "two-state" (Algorithm 1 as printed; there the hare's order is the solver's, so the plan's

@@ -20,9 +20,9 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def read_prompts(path: str | Path, column: str | None = None, count: int | None = None) -> list[str]:
     """The prompts of a file, in its order, without surrounding whitespace; empty ones are skipped.
 
-    - `path`: .csv and .tsv have a header; .jsonl has one object (or string) per line; .txt has one prompt per line.
-    - `column`: the column or key; by default the only one, or the one named prompt, caption or text.
-    - `count`: use only the first ones; an error if there are fewer. Default: all.
+    path: .csv and .tsv have a header; .jsonl has one object (or string) per line; .txt has one prompt per line.
+    column: the column or key; by default the only one, or the one named prompt, caption or text.
+    count: use only the first ones; an error if there are fewer. Default: all.
     """
     path = Path(path)
     text = _read_text(path)

@@ -77,9 +77,9 @@ class Loaded:
 def load_metrics(names: Iterable[str], sources: Sources | None = None, device: str = "cpu") -> Loaded:
     """Loads metrics. One whose weights or packages are missing is skipped with the reason.
 
-    - `names`: of `metric_names`, in the order in which the metrics are returned.
-    - `sources`: where the networks come from; by default the paper's networks.
-    - `device`: where the networks run. Sums are always kept on the CPU in float64.
+    names: of `metric_names`, in the order in which the metrics are returned.
+    sources: where the networks come from; by default the paper's networks.
+    device: where the networks run. Sums are always kept on the CPU in float64.
     """
     makers = _makers(sources or Sources(), device)
     loaded = Loaded()
