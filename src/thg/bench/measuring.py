@@ -155,7 +155,7 @@ class Measurer:
             return
         identity, paths = self.references.identity, self.references.paths
         units = [u for u in shard.of(batches(len(paths), REFERENCES)) if any({*u} & left for left in missing.values())]
-        clock = Clock(progress, len(units), "references measured")
+        clock = Clock(progress, len(units), "of references measured")
         for unit in units:
             places, found = read_references([paths[index] for index in unit])
             for metric, name in self.reference_measures():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
+from contextlib import suppress
 from typing import Any, get_args
 
 import torch
 
 from thg.adapter.scheduler_table import OFFERED, by_option
 from thg.cli.bfloat16 import require_bfloat16
-from thg.distribution import missing, versions
+from thg.distribution import versions
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
 from thg.models.pretrained import pretrained
@@ -107,15 +109,11 @@ def _default(pipe: Any, name: str) -> Any:
 
 def quiet() -> None:
     """Silences the libraries: the command reports their errors, and their warnings are for developers."""
-    try:
-        import diffusers
-        import transformers
-    except ImportError as error:
-        raise missing("this command", "diffusers") from error
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    for name in ("diffusers", "transformers"):
+        with suppress(ImportError):
+            logging = importlib.import_module(f"{name}.utils.logging")
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
 
 
 def _check_device(device: str) -> None:

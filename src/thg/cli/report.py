@@ -8,6 +8,7 @@ from pathlib import Path
 
 from thg.bench.report import rebuild_report
 from thg.bench.shard import find_shard
+from thg.cli import pipelines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    pipelines.quiet()
     table = rebuild_report(args.folder, find_shard(args.shard, args.device), lambda text: print(text, file=sys.stderr))
     if table is None:
         print("thg report: other processes are still measuring, the last one writes the report", file=sys.stderr)

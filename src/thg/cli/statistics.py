@@ -12,6 +12,7 @@ from thg.bench.measuring import Measurer
 from thg.bench.metrics import SetMetric
 from thg.bench.shard import find_shard
 from thg.bench.store import Store
+from thg.cli import pipelines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config)
+    pipelines.quiet()
     bare = config.model_copy(update={"references": config.references.model_copy(update={"statistics": {}})})
     shard = find_shard(args.shard, args.device)
     measurer = Measurer(bare, Store(args.store or args.out / "store"), shard.device)

@@ -168,11 +168,24 @@ class CacheDiT(Outside):
             calibrator = cache_dit.TaylorSeerCalibratorConfig(
                 taylorseer_order=self.order, enable_encoder_calibrator=False
             )
-        cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
+        with _no_messages():
+            cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
         try:
             yield
         finally:
-            cache_dit.disable_cache(pipe)
+            with _no_messages():
+                cache_dit.disable_cache(pipe)
+
+
+@contextmanager
+def _no_messages() -> Iterator[None]:
+    """Without the lines that a library logs for each batch; its warnings are kept."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _module(name: str) -> Any:
