@@ -111,6 +111,8 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
         (["generate", "a bag", "--plan", "audioldm2"], "does not print the coarse grid"),
         (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),
         (["generate", "a bag", "--device", "cuda:99"], "--device cpu"),
+        (["bench", "--device", "cuda:99"], "--device cpu"),
+        (["report", ".", "--device", "cuda:99"], "--device cpu"),
         (["generate", "a bag", "--scheduler", "flow-euler"], "predicts noise"),
         (["generate", "a bag", "--model", "flow", "--scheduler", "ddim"], "predicts a flow"),
         (["generate", "a bag", "-o", "no-such-folder/a.png"], "mkdir -p no-such-folder"),

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     config = override(config, keep=args.keep, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"
     shard = find_shard(args.shard, args.device)
+    pipelines.check_device(shard.device)
     name = f"thg bench {shard.index}/{shard.count}: " if shard.count > 1 else "thg bench: "
 
     def progress(text: str) -> None:
@@ -81,7 +82,8 @@ def _check(benchmark: BenchmarkRun) -> int:
     print(
         f"{len(benchmark.prompts.prompts)} prompts, {config.count} of them sampled with {len(config.methods)} methods"
     )
-    print(f"about {evaluations(config) / 1e6:.3g} million network evaluations in all")
+    count = evaluations(config)
+    print(f"about {f'{count / 1e6:.3g} million' if count >= 1e6 else f'{count:,}'} network evaluations in all")
     references = reference_files(config)
     if references is not None:
         missing += [references.complaint] if references.complaint else []

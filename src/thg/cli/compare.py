@@ -107,7 +107,7 @@ class Comparison:
             progress.finish()
         if parts[0].kind != "image":
             raise THGError(
-                "thg compare shows pictures; for sounds and videos: thg generate --plan cfg and --plan default"
+                "this command shows pictures; for sounds and videos: thg generate --plan cfg and --plan default"
             )
         pictures = [picture for part in parts for picture in part.items]
         estimates = [part.summary.estimated_error for part in parts if part.summary is not None]

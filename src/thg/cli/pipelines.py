@@ -30,7 +30,7 @@ def load(args: argparse.Namespace) -> Any:
     device = args.device or best_device()
     default = torch.float16 if device.startswith("cuda") else torch.float32
     dtype = getattr(torch, args.dtype) if args.dtype else default
-    _check_device(device)
+    check_device(device)
     require_bfloat16(dtype, device)
     if args.offload and device == "cpu":
         raise THGError(
@@ -78,7 +78,9 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
     call.update({name: value for name in ("width", "height") if (value := getattr(args, name)) is not None})
     accepted = inspect.signature(pipe.__call__).parameters
     if unknown := [name for name in call if name not in accepted]:
-        raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; this command needs a prompt-driven pipeline")
+        optional = unknown[0] in ("width", "height", "negative_prompt")
+        remedy = f"remove --{unknown[0].replace('_', '-')}" if optional else "this command needs one that takes prompts"
+        raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; {remedy}")
     return call
 
 
@@ -116,7 +118,8 @@ def quiet() -> None:
             logging.disable_progress_bar()
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raises an error if nothing can run there."""
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -18,8 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    shard = find_shard(args.shard, args.device)
+    pipelines.check_device(shard.device)
     pipelines.quiet()
-    table = rebuild_report(args.folder, find_shard(args.shard, args.device), lambda text: print(text, file=sys.stderr))
+    table = rebuild_report(args.folder, shard, lambda text: print(f"thg report: {text}", file=sys.stderr, flush=True))
     if table is None:
         print("thg report: other processes are still measuring, the last one writes the report", file=sys.stderr)
         return 0

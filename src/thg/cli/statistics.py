@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     pipelines.quiet()
     bare = config.model_copy(update={"references": config.references.model_copy(update={"statistics": {}})})
     shard = find_shard(args.shard, args.device)
+    pipelines.check_device(shard.device)
     measurer = Measurer(bare, Store(args.store or args.out / "store"), shard.device)
     measurer.metrics = [metric for metric in measurer.metrics if isinstance(metric, SetMetric)]
     measurer.leave_out(sounds=False)
