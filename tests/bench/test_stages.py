@@ -173,6 +173,7 @@ def test_the_room_is_estimated_and_asked_for_before_the_run(home, tmp_path, monk
     said = []
     make_samples(run_in(config(home), tmp_path / "run"), Shard(), said.append)
     assert said[0].startswith("12 samples to make, about ")
+    assert said[-1] == "6 of 6 batches sampled"  # two batches of three methods
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
     with pytest.raises(RunFolderError, match=r"only 1 kB are free; write --keep jpeg or --keep features \(about"):
         quietly(config(home), tmp_path / "full")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -39,11 +41,26 @@ def test_version(capsys):
     assert thg.__version__ in capsys.readouterr().out
 
 
-def test_python_m_thg_and_a_warning_as_a_line_of_the_command():
-    command = [sys.executable, "-m", "thg", "plan", "eps", "--steps", "500", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert thg.Plan.from_json(done.stdout).steps == 500
+def test_python_m_thg_on_a_simple_terminal_and_a_warning_as_a_line_of_the_command():
+    command = [sys.executable, "-m", "thg", "plan", "eps", "--steps", "500"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ascii_only)
+    assert f"[{500 * '?'}]" in done.stdout
     assert re.fullmatch(r"thg plan: this run is far from .*\n", done.stderr)
+
+
+def test_a_reader_that_has_ended_is_no_error(tmp_path, monkeypatch, capsys):
+    class Ended(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return file.fileno()
+
+    with (tmp_path / "pipe").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", Ended())
+        assert main(["plan"]) == 141
+    assert capsys.readouterr().err == ""
 
 
 def test_generate_writes_the_picture_with_its_history(tmp_path, capsys):

@@ -1,13 +1,16 @@
 """The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
 
 Each sub-command is a module of this package with `add_arguments(parser)` and `run(args)`; it is imported only when it
-is called. Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted.
+is called. Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the
+reader of the output has ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,11 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     called = next((word for word in argv if not word.startswith("-")), None)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every terminal has the letters of a plan's picture
     try:
         with _plain_warnings(called):
-            return _run(argv, called)
+            code = _run(argv, called)
+        sys.stdout.flush()
+        return code
     except THGError as error:
         return _stopped(called, str(error), 2)
+    except BrokenPipeError:  # `thg plan eps --sweep | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         return _stopped(called, f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2)
     except KeyboardInterrupt:
