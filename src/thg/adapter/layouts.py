@@ -32,6 +32,11 @@ class Batched:
     denoisers: tuple[str, ...] = DENOISERS
     explained: bool = True
 
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of all networks that run a branch."""
+        return self.denoisers
+
     def branches_of(self, pipe: Any) -> tuple[str, ...]:
         """The branches in the current call, with guidance on."""
         return self.branches
@@ -78,6 +83,11 @@ class Sequential:
     branches: tuple[str, str] = ("cond", "uncond")
     rescales: bool = False
     explained: bool = True
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of all networks that run a branch."""
+        return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
 
 
 @dataclass(frozen=True)

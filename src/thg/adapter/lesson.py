@@ -207,6 +207,6 @@ def _with_twins(pipe: Any, layout: Batched | Sequential) -> Batched | Sequential
     """The layout for all networks of the same kind: some pipelines have one for high and one for low noise."""
     networks = candidates(pipe)
     kinds = {type(networks[name]) for name in layout.denoisers if name in networks}
-    apart = getattr(layout, "unconditional", None)
-    names = tuple(name for name, network in networks.items() if type(network) in kinds and name != apart)
+    alike = [name for name, network in networks.items() if type(network) in kinds]
+    names = tuple(name for name in alike if name in layout.denoisers or name not in layout.networks)
     return replace(layout, denoisers=names or layout.denoisers)

@@ -69,11 +69,7 @@ class PipelineRun:
                 return self._as_it_comes(call)
             output = self._answered(section, layout, caller, call)
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
-            if isinstance(section.guide, Visitor):
-                raise  # a plain run is useless for calibration
-            self._settled = True
-            self._go_on_plain(section, str(error))
-            section.back_to(step)
+            self._go_on_plain(section, step, error)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
         if call.role != "control":
@@ -82,9 +78,13 @@ class PipelineRun:
             section.watch(call, output)
         return output
 
-    def _go_on_plain(self, section: Section, why: str) -> None:
-        self.plain_because = why
+    def _go_on_plain(self, section: Section, step: int, error: UnsupportedPipelineError) -> None:
+        """Evaluates all branches after this step. Calibration has no use for such a run: there it is an error."""
+        if isinstance(section.guide, Visitor):
+            raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {error}") from error
+        self.plain_because, self._settled = str(error), True
         section.empty_caches()
+        section.back_to(step)
 
     def _answered(self, section: Section, layout: Batched | Sequential, caller: Caller, call: Call) -> Any:
         if isinstance(layout, Sequential):
@@ -105,7 +105,7 @@ class PipelineRun:
         output = call()
         self.ended = time.perf_counter()
         layout = self._lesson.layout
-        if layout is None or call.name in (*layout.denoisers, getattr(layout, "unconditional", None)):
+        if layout is None or call.name in layout.networks:
             self._rows_to_count += _rows_of(output)
         self._show(call, output)
         return output
@@ -147,32 +147,27 @@ class PipelineRun:
             verdict = "it says that guidance is on, and one branch alone reaches the scheduler"
             section.back_to(section.step - 1)
             section.count_plain_step(1)
-        if verdict and isinstance(section.guide, Visitor):
-            raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {verdict}")
         if verdict:
-            self._go_on_plain(section, verdict)
+            self._go_on_plain(section, section.step, UnsupportedPipelineError(verdict))
         self.owner.acquire(self._pipe)
         if undecided and not self.plain_because:
             step, rows_to_count = section.step, self._rows_to_count
             try:
                 self._replay(section, seen)
             except UnsupportedPipelineError as error:
-                if isinstance(section.guide, Visitor):
-                    raise
-                self.plain_because, self._rows_to_count = str(error), rows_to_count
-                section.back_to(step)
+                self._go_on_plain(section, step, error)
+                self._rows_to_count = rows_to_count
 
     def _replay(self, section: Section, seen: list[SeenCall]) -> None:
         """Processes a step that was evaluated before its layout was known."""
         layout, caller = self._lesson.layout, Caller(self._pipe)
         assert layout is not None
-        apart = getattr(layout, "unconditional", None)
         own = [call.call for call in seen if call.call.name in layout.denoisers]
         if isinstance(layout, Batched):
             section.rows = own[min(self._lesson.place, len(own) - 1)].rows
             if section.rows % len(layout.branches):
                 raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
-        guided = [call for call in seen if call.call.name in (*layout.denoisers, apart)]
+        guided = [call for call in seen if call.call.name in layout.networks]
         if section.cache_names:  # they have features of all branches: begin with the next step
             section.empty_caches()
             self._rows_to_count = sum(_rows_of(call.output) for call in guided)
@@ -180,7 +175,7 @@ class PipelineRun:
         self._rows_to_count, section.stepped = 0, True
         for call in guided:
             replayed = call.replay()
-            if replayed.name == apart:
+            if replayed.name not in layout.denoisers:
                 replayed.role, replayed.context = "unconditional", "uncond"
             if self._answered(section, layout, caller, replayed) is not call.output:
                 self.plain_because = "its layout was learned in this run, and its plan changes the first step"

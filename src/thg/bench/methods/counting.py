@@ -75,8 +75,8 @@ def denoisers(pipe: Any) -> list[torch.nn.Module]:
     if isinstance(layout, Delegates):
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
     if isinstance(layout, Batched | Sequential):
-        names = [*layout.denoisers, getattr(layout, "unconditional", None)]
-        networks = [getattr(pipe, n) for n in names if n and isinstance(getattr(pipe, n, None), torch.nn.Module)]
+        parts = [getattr(pipe, name, None) for name in layout.networks]
+        networks = [part for part in parts if isinstance(part, torch.nn.Module)]
     else:
         networks = list(candidates(pipe).values())
     if not networks:
