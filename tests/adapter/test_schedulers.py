@@ -46,15 +46,16 @@ def test_linear_and_noisy_as_the_table_says(name):
     assert adds_noise(scheduler) == kind.adds_noise == ("noise" in reason)
     if kind.adds_noise:
         assert not SCHEDULERS[kind.instead].adds_noise
-        run_twice = [_final(made(name), seed) for seed in (0, 1)]
+        run_twice = [_almost_final(made(name), seed) for seed in (0, 1)]
         assert not torch.equal(*run_twice)
 
 
-def _final(scheduler, seed):
-    """Where a run ends whose network puts out nothing."""
+def _almost_final(scheduler, seed):
+    """Where a run is before its last step if its network puts out nothing."""
     torch.manual_seed(seed)
     x = torch.ones(1, 4, 2, 2)
-    for t in scheduler.timesteps:
+    for t in scheduler.timesteps[:-1]:
+        t = t.reshape(1) if "Wuerstchen" in type(scheduler).__name__ else t  # takes one time per sample
         x = scheduler.step(torch.zeros_like(x), t, x, return_dict=False)[0]
     return x
 

@@ -74,6 +74,7 @@ _ROWS = (
         settings=(("algorithm_type", "sde-dpmsolver++"),),
     ),
     Kind("DDPMScheduler", "DDPM", "ddpm", instead="DDIMScheduler"),
+    Kind("DDPMWuerstchenScheduler", "DDPM (Wuerstchen)", instead="DDIMScheduler"),
     Kind("DPMSolverSDEScheduler", "DPM++ SDE", order=2, instead="DPMSolverMultistepScheduler"),
     Kind("SASolverScheduler", "SA-Solver", order=2, instead="UniPCMultistepScheduler"),
     Kind("LCMScheduler", "LCM", instead="DDIMScheduler"),
