@@ -140,6 +140,17 @@ def test_nothing_recommends_to_install_the_namesake():
     assert not [path for path in texts if namesake.search(path.read_text(encoding="utf-8"))]
 
 
+def test_the_map_of_the_code_is_the_tree():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    layout = text.partition("## How the code is laid out")[2].partition("\n## ")[0]
+    source = ROOT / "src" / "thg"
+    named = re.findall(r"`(\w+\.py)`", layout)
+    assert len(named) > 10
+    assert not [name for name in named if not list(source.rglob(name))]
+    modules = {path.stem for path in source.glob("[!_]*") if path.is_dir() or path.suffix == ".py"} - {"__pycache__"}
+    assert not [name for name in modules if not re.search(rf"\b{name}\b", layout)]
+
+
 @each_page
 def test_paths_exist(page):
     for path in re.findall(r"`((?:examples|tests|benchmarks|docs|training)/[\w./*-]+)`", page.read_text()):

@@ -11,6 +11,7 @@ evaluations. Pure numpy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -91,31 +92,41 @@ def leap_costs(
     at = np.arange(steps, dtype=np.float64) if positions is None else np.asarray(positions, dtype=np.float64)
     cost = np.full((steps + 1, steps, steps + 1), np.inf)
     j, end = np.triu_indices(steps, 1, steps + 1)
-    inside = _Inside(gram, gain, at, j, end)
+    leaps = _Leaps.of(gram, gain, at, j, end)
     for i in range(-1, steps):
-        first = inside.where(j == 0 if i < 0 else j > i)
-        if len(first.j):
-            cost[i + 1, first.j, first.end] = first.errors(None if i < 0 else i, hare_order, corrector, slope)
+        after = leaps.where(j == 0 if i < 0 else j > i)
+        if len(after.j):
+            cost[i + 1, after.j, after.end] = after.errors(None if i < 0 else i, hare_order, corrector, slope)
     return cost
 
 
-class _Inside:
-    """Leaps from j to l (one entry each), and sums over the steps inside them."""
+@dataclass(frozen=True, eq=False)
+class _Leaps:
+    """Leaps from j to end (one entry each), and sums over the steps inside them.
 
-    def __init__(self, gram: Array, gain: Array, at: Array, j: Indices, end: Indices) -> None:
-        self.gram, self.at, self.j, self.end = gram, at, j, end
+    sums: of gain, gain x and gain x^2. square: <P, P>. products: running sums of <d_m, gain d_k>.
+    """
+
+    gram: Array
+    at: Array
+    products: Array
+    j: Indices
+    end: Indices
+    sums: Array
+    square: Array
+
+    @classmethod
+    def of(cls, gram: Array, gain: Array, at: Array, j: Indices, end: Indices) -> _Leaps:
         powers = np.stack([gain, gain * at, gain * at**2])
-        self.sums = _between(_running(powers), j + 1, end)  # of gain, gain x and gain x^2
-        self.products = _running(gram * gain)  # <d_m, sum gain d_k>
         double = _running(_running(gain[:, None] * gram * gain).T)
-        self.square = double[end, end] - double[j + 1, end] - double[end, j + 1] + double[j + 1, j + 1]  # <P, P>
+        square = double[end, end] - double[j + 1, end] - double[end, j + 1] + double[j + 1, j + 1]
+        return cls(gram, at, _running(gram * gain), j, end, _between(_running(powers), j + 1, end), square)
 
-    def where(self, chosen: NDArray[np.bool_]) -> _Inside:
-        part = object.__new__(_Inside)
-        part.gram, part.at, part.products = self.gram, self.at, self.products
-        part.j, part.end = self.j[chosen], self.end[chosen]
-        part.sums, part.square = self.sums[:, chosen], self.square[chosen]
-        return part
+    def where(self, chosen: NDArray[np.bool_]) -> _Leaps:
+        """Some of the leaps."""
+        return replace(
+            self, j=self.j[chosen], end=self.end[chosen], sums=self.sums[:, chosen], square=self.square[chosen]
+        )
 
     def errors(self, i: int | None, hare_order: int, corrector: float, slope: float) -> Array:
         """The mean square of a d_i + b d_j + c d_l - P."""
