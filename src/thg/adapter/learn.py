@@ -105,13 +105,13 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
         why = "its branches gave the same output (is the negative prompt the prompt?)"
         return Unclear(why, again=True, same_output=True)
     if numbers.scale < 0 and not (plain or reading.with_sample or reading.by_vector):
-        return Unclear("its guidance formula turns the sign of its network outputs, so that it does not tell the order")
+        return Unclear("its guidance formula changes the sign of its outputs, so the order of the branches is unclear")
     cond = max(range(len(shares)), key=lambda k: shares[k])
     w = shares[cond]
     if w < 1 + SURE and all(share > -SURE for share in shares):
         if w > 1 - SURE:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True)
-        return Unclear("its branches are averaged (guidance scale below 1?), which does not tell the order", again=True)
+        return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
     if numbers.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
     if reading.branches.others:

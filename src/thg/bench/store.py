@@ -1,17 +1,19 @@
-"""Storage of samples and measurements: a store that runs share, and the folder of a run.
+"""Where samples and their measurements are kept: a store that runs share, and the folder of a run.
 
-STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
-                                           policy and its preparation
-STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
-STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
-                                           complete when its record exists
-STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
-STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
-STORE/references/<key>/measured/<name>/*   the same for reference files STORE/prepared/<key>.json
-results of the preparation (a threshold, a plan), or why it failed RUN/config.json                            the
-configuration, and the path of its store  A series is addressed by what determines its samples, so configurations
-that have a method in common share it. File names follow from the content: processes and machines that share a store
-never write different content to the same file, need no locks and never wait for each other.
+    STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
+                                               policy and the results of its preparation
+    STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
+    STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
+                                               complete when its record exists
+    STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
+    STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
+    STORE/references/<key>/measured/<name>/*   the same for reference files
+    STORE/prepared/<key>.json                  results of the preparation (a threshold, a plan), or why it failed
+    RUN/config.json                            the configuration, and the path of its store
+
+A series is addressed by what determines its samples, so configurations that have a method in common share it. File
+names follow from the content: processes and machines that share a store never write different content to the same file,
+need no locks and never wait for each other.
 """
 
 from __future__ import annotations

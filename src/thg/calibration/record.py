@@ -39,7 +39,7 @@ class Recorder:
         self._time: Any = None
         self._conditional: list[Tensor] = []  # e_c of the last two times, one row per sample
         self._terms: list[Tensor] = []  # d of all times
-        self._normal: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, in what the solver holds
+        self._normal: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, as `_normalised`
         self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
         self._times: list[float] = []
         self._state = torch.zeros(batch, 0)  # the last that the network has seen
@@ -132,7 +132,7 @@ class Recorder:
         return q * e_c + p * self._state_of(sample, conditional), q * d
 
     def _state_of(self, sample: Any, conditional: Term) -> Tensor:
-        """The state in what the network is given, without other things behind it in its channels."""
+        """The state in the network's input, without further channels."""
         if isinstance(sample, list):
             return rows_of(tuple(sample), sample, self._batch, both=True)
         channels = conditional[0].shape[1] if conditional[0].ndim > 2 else None

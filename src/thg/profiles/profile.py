@@ -176,11 +176,11 @@ class Profile:
         if sum(a.size for a in arrays.values()) > LARGE:
             from safetensors.numpy import save
 
-            beside = path.with_suffix(".safetensors")
-            if beside.exists() and not force:
-                raise ProfileError(f"{beside} exists already; write force=True (--force) to replace it")
-            write_atomically(beside, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
-            document["arrays"] = beside.name
+            arrays_path = path.with_suffix(".safetensors")
+            if arrays_path.exists() and not force:
+                raise ProfileError(f"{arrays_path} exists already; write force=True (--force) to replace it")
+            write_atomically(arrays_path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}))
+            document["arrays"] = arrays_path.name
         else:
             document["arrays"] = {name: a.tolist() for name, a in arrays.items()}
         write_atomically(path, (json.dumps(document) + "\n").encode())

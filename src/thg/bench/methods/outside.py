@@ -1,8 +1,10 @@
-"""Third-party caches, through their own public API, with their own defaults unless configured. Their cost is counted
-here, in network evaluations, by the work in the network's layers.  They are optional: a cache that is not installed, or
-that does not support the pipeline, is skipped with the reason. Because they skip parts of the network and not whole
-evaluations, they take no exact budget. Each can be combined with thg: the option `thg` is the number of evaluations of
-thg's plan."""
+"""Third-party caches, through their own public API, with their own defaults unless configured.
+
+They are optional: a cache that is not installed, or that does not support the pipeline, is skipped with the reason.
+Because they skip parts of the network and not whole evaluations, they take no exact budget; their cost is counted here,
+in network evaluations, by the work in the network's layers. Each can be combined with thg: the option `thg` is the
+number of evaluations of thg's plan.
+"""
 
 from __future__ import annotations
 
