@@ -93,7 +93,7 @@ def rho_for(
 
 
 def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
-    """Rising places as distinct steps of a run, from 0, each moved as little as need be."""
+    """Increasing positions rounded down to distinct steps of a run, from 0, each moved as little as possible."""
     grid = [0]
     for k in range(1, len(ideal)):
         room_for_the_rest = steps - len(ideal) + k
