@@ -2,16 +2,16 @@
 
     python docs/make_pipelines.py CHECK.json
 
-CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why` and
-`summary` (that of a run with leaps): one for each tiny pipeline that was run through plain CFG, a full plan, leaps, a
-repeated run, a broken run and disable.
+CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why`, `summary`
+(that of a run with leaps) and `note` (of a run with the default plan): one for each tiny pipeline that was run through
+plain CFG, a full plan, leaps, a repeated run, a broken run and disable.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import diffusers
@@ -21,6 +21,7 @@ from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, known_l
 PAGE = Path(__file__).with_name("pipelines.md")
 ORDER = ("ok", "wrong", "crash", "refused", "skipped", "no-cfg")
 RUN = ("ok", "refused", "wrong", "crash")
+LEFT_OUT, ADDS_NOISE = "corrector was left out: ", "adds noise"
 
 
 def main(check: Path) -> None:
@@ -76,16 +77,16 @@ def _learned(found: list[dict[str, str]]) -> str:
 
 
 def _corrector(rows: list[dict[str, str]]) -> str:
-    """On how many of them the corrector works, if the check reports it."""
-    notes = [row.get("note", "") for row in rows if row["status"] == "ok" and "note" in row]
-    noisy = [note for note in notes if "adds noise" in note]
-    without = [note for note in notes if "corrector was left out" in note and note not in noisy]
+    """On how many of them the corrector works, and the reasons on the others, if the check reports it."""
+    notes = [row["note"] for row in rows if row["status"] == "ok" and "note" in row]
+    reasons = [note.split(LEFT_OUT)[-1].split(";")[0] for note in notes if LEFT_OUT in note]
+    deterministic = len(notes) - sum(ADDS_NOISE in reason for reason in reasons)
+    without = Counter(reason for reason in reasons if ADDS_NOISE not in reason)
     if not notes:
         return ""
-    deterministic = len(notes) - len(noisy)
     return (
-        f" The corrector works on {deterministic - len(without)} of the {deterministic} variants whose scheduler adds "
-        "no noise."
+        f" The corrector works on {deterministic - without.total()} of the {deterministic} variants whose scheduler "
+        "adds no noise. Where it does not: " + "; ".join(f"{why} ({n})" for why, n in without.most_common()) + "."
     )
 
 
