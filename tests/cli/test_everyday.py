@@ -179,8 +179,10 @@ def test_options_that_do_something_are_taken(capsys):
 
 
 def test_more_steps_than_the_schedule_has_is_one_line(here, capsys):
-    said = fails(capsys, "generate", "a bag", "--steps", "1000")
+    said = fails(capsys, "generate", "a bag", "--steps", "1000")  # it counts from one
     assert "DDIMScheduler cannot run 1000 steps" in said
+    said = fails(capsys, "generate", "a bag", "--steps", "1001", "--scheduler", "unipc")
+    assert "UniPCMultistepScheduler has 1000 noise levels, and cannot run 1001 steps" in said
 
 
 def test_out_of_memory_is_one_line_with_the_size_to_try(here, folder, capsys):
@@ -210,7 +212,7 @@ NOISE = "ddim, euler, dpm, dpm-single, unipc, deis, heun, dpm2, lms, pndm, euler
 def test_a_calibration_names_the_scheduler_to_write_and_leaves_nothing_in_the_way(here, capsys):
     words = ["calibrate", "--out", "p.json", "--steps", "4", "--samples", "1", "--sensitivity", "0", "--quiet"]
     assert "write --scheduler euler" in fails(capsys, *words, "--scheduler", "euler-a")
-    assert "StableDiffusionPipeline refuses this call" in fails(capsys, *words, "--steps", "2000")
+    assert "at 7 times in 4 steps; calibrate with another" in fails(capsys, *words, "--scheduler", "dpm2")
     assert main(words) == 0
 
 
@@ -295,7 +297,7 @@ def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):
     assert "same evaluations" not in shown.out  # nothing was saved
     assert "nothing to skip" in shown.err
     assert main([*words, "--scheduler", "dpm"]) == 0
-    assert "in 6 steps thg needs every evaluation to stay within its tolerance" in capsys.readouterr().err
+    assert "with --steps 6 thg needs every evaluation to stay within its tolerance" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheduler", ["pndm", "heun"])

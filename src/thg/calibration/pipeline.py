@@ -84,10 +84,16 @@ class Pipeline:
         return {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
 
     def grid(self, run: Run) -> NoiseGrid:
-        if len(set(run.positions)) != self.steps:
+        times = len(set(run.positions))
+        if times > self.steps:
             raise ProfileError(
-                f"a run of {self.steps} steps has {len(set(run.positions))} time steps; set steps= to the steps that "
-                "the pipeline runs, and do not set strength or denoising_end"
+                f"{type(self.pipe.scheduler).__name__} calls the network at {times} times in {self.steps} steps; "
+                "calibrate with another scheduler, such as DDIM"
+            )
+        if times < self.steps:
+            raise ProfileError(
+                f"a run of {self.steps} steps has {times} time steps; set steps= to the steps that the pipeline runs, "
+                "and do not set strength or denoising_end"
             )
         return NoiseGrid.of(self.pipe.scheduler, run)
 

@@ -86,7 +86,7 @@ class Comparison:
         if (pipelines.guidance_of(self.args, self.pipe) or math.inf) <= 1:
             return "without guidance (--guidance-scale above 1) there is nothing to skip"
         if ours.nfe >= plain.nfe:
-            return f"in {self.steps} steps thg needs every evaluation to stay within its tolerance; try more --steps"
+            return f"with --steps {self.steps} thg needs every evaluation to stay within its tolerance; try more"
         if ours.seconds >= plain.seconds:
             return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
         return ""

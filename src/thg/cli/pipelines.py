@@ -52,7 +52,11 @@ def load(args: argparse.Namespace) -> Any:
 
 def steps_of(args: argparse.Namespace, pipe: Any) -> int:
     """The steps of a run: those asked for, else the model's own."""
-    return int(args.steps or DEFAULT_STEPS.get(args.model) or _default(pipe, "num_inference_steps") or USUAL_STEPS)
+    steps = int(args.steps or DEFAULT_STEPS.get(args.model) or _default(pipe, "num_inference_steps") or USUAL_STEPS)
+    levels = pipe.scheduler.config.get("num_train_timesteps")
+    if levels and steps > levels and not Schedulers(pipe.scheduler).flow:
+        raise THGError(f"{type(pipe.scheduler).__name__} has {levels} noise levels, and cannot run {steps} steps")
+    return steps
 
 
 def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:

@@ -106,9 +106,9 @@ def explained_errors(pipe: Any, steps: int, batch: int) -> Iterator[None]:
         raise _broken(pipe) from None
     except ValueError as error:
         raise THGError(f"{type(pipe).__name__} refuses this call: {error}") from error
-    except IndexError as error:  # of a scheduler's table of times
-        scheduler = type(pipe.scheduler).__name__
-        raise THGError(f"{scheduler} cannot run {steps} steps ({error}); write fewer --steps") from error
+    except (IndexError, AssertionError) as error:  # of a scheduler's table of times
+        scheduler, reason = type(pipe.scheduler).__name__, f" ({error})" if str(error) else ""
+        raise THGError(f"{scheduler} cannot run {steps} steps{reason}; write fewer --steps") from error
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
