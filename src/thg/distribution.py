@@ -29,7 +29,8 @@ def install_line(extra: str) -> str:
 
 def missing(what: str, extra: str) -> MissingExtraError:
     """The error for a feature whose extra is not installed. what: the feature, such as "the studio"."""
-    needed = " and ".join(EXTRAS[extra])
+    *others, last = EXTRAS[extra]
+    needed = f"{', '.join(others)} and {last}" if others else last
     return MissingExtraError(f"{what} needs {needed}; write {install_line(extra)}")
 
 
