@@ -92,6 +92,22 @@ def test_known_at_the_end_alone():
     assert response.corrections(0, np.array([[0.0, 1.0], [3.0, 0.0]])).tolist() == [[6.0, 4.0]]  # two directions
 
 
+def test_an_error_counts_with_what_remains_of_it():
+    """Adams-Bashforth takes back a third of an output's effect in the next step; an Euler step keeps all of it."""
+    count, h = 12, 0.1
+    euler = Response(np.tril(np.full((count, count), h)))
+    adams = Response(np.tril(np.full((count, count), h)) + np.diag(np.full(count, h / 2)))
+    missed = np.array([[0.0], [1.0], [2.0]])
+    assert adams.input_error(4, missed) == pytest.approx(euler.input_error(4, missed))
+    assert euler.input_error(4, missed) == pytest.approx(3 * h)
+
+
+def test_a_solver_that_forgets_counts_with_the_effect_of_now():
+    """For a network that predicts the data, the last step replaces the state."""
+    forgets = Response(np.diag([1.0, 1.0, 1.0, 1.0]))
+    assert forgets.input_error(1, np.array([[0.0], [2.0]])) == pytest.approx(2.0)
+
+
 def test_a_call_without_effect_carries_nothing():
     """The first stage of a midpoint method moves a state that is thrown away."""
     matrix = np.array([[1.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 2.0, 1.0, 0], [0, 2.0, 0, 2.0]])
