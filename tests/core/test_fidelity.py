@@ -109,6 +109,13 @@ def test_a_last_step_that_hardly_moves_the_state_is_not_worth_an_evaluation():
     assert balanced(flow_run(50, last=0.001), 50) == tuple(range(50))
 
 
+def test_an_end_of_small_steps_that_move_the_state_together_is_evaluated():
+    """Karras sigmas end with steps that are each far below the average."""
+    sizes = np.append(np.ones(23), [0.2, 0.15, 0.1, 0.08, 0.06])
+    run = replace(Run.of(28, 5.0), response=Response.one_step(sizes.tolist()))
+    assert balanced(run, 13)[-1] == 26
+
+
 def test_without_a_corrector_the_grid_is_even_and_has_more_evaluations():
     plan = thg.within().plan(Run.of(50, 5.0))
     assert plan.evaluations > thg.within().plan(flow_run(50)).evaluations

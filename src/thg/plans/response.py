@@ -79,7 +79,7 @@ class Response:
         """
         now, final = self.matrix[n], self.matrix[-1]
         if not abs(final[0]) > FORGOTTEN * abs(now[0]) > 0:
-            return now
+            return np.asarray(now)
         return np.asarray(final * (now[0] / final[0]))
 
     def step_sizes(self) -> Array:
