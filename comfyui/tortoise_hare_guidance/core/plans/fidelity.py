@@ -33,9 +33,9 @@ SECOND_ORDER = 1.1  # ... a higher-order scheduler needs this factor more ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this factor more without the corrector
 
-START, START_WIDTH = 2.5, 0.2  # additional density of evaluations at the start of a run, and over which share of it
-END, END_WIDTH = 1.0, 0.1
-TINY_STEP = 0.25  # of an average step
+START, START_WIDTH = 1.75, 0.22  # additional density of evaluations at the start of a run, and over which share of it
+END, END_WIDTH = 2.0, 0.13
+TINY = 0.1  # in average steps: no evaluation is spent on the end of a run that moves the state by less
 LONGEST_RUN = 1000  # in steps, that is chosen for a budget
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
 
@@ -116,7 +116,7 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
 
     The density is the mean of one over the step indices and one over the distance that the state travels: on a schedule
     with uneven steps neither alone is right. Nothing corrects the last leap, so the last step is evaluated, except for
-    steps that hardly move the state, with which many schedules end.
+    an end that hardly moves the state, which many schedules have.
     """
     if run.adds_noise:  # no corrector, and the noise dominates earlier errors
         return even(run.steps, count)
@@ -127,7 +127,8 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
     sizes = sizes / sizes.sum()
     by_distance = tapering(np.cumsum(sizes) - sizes / 2) * sizes
     density = density / density.mean() + by_distance / by_distance.mean()
-    end = 1 + int(np.flatnonzero(sizes * run.steps >= TINY_STEP)[-1])
+    remaining = np.cumsum(sizes[::-1])[::-1] * run.steps
+    end = 1 + int(np.flatnonzero(remaining >= TINY)[-1])
     return lightest(density[: max(end, count)], count)
 
 

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 
 LARGE = 100.0  # far larger than any network output
 LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
+FORGOTTEN = 0.01  # share of an output's effect that remains at the end of a run, below which nothing can be inferred
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
 
@@ -68,7 +69,19 @@ class Response:
         """
         j = first + len(amounts)
         scale = 1.0 if self.scales is None else self.scales[j]
-        return np.asarray(scale * (self.matrix[j - 1, first:j] @ amounts))
+        return np.asarray(scale * (self._settled(j - 1)[first:j] @ amounts))
+
+    def _settled(self, n: int) -> Array:
+        """The response of the state after call n, once a solver with memory has used each output for the last time.
+
+        A multistep solver takes back a part of an output's effect in its next steps. What remains at the end of the run
+        is scaled to this state by the response to the first output, which has settled. A solver that forgets its state
+        (for a network that predicts the data) has no such scale.
+        """
+        now, final = self.matrix[n], self.matrix[-1]
+        if not abs(final[0]) > FORGOTTEN * abs(now[0]) > 0:
+            return np.asarray(now)
+        return np.asarray(final * (now[0] / final[0]))
 
     def step_sizes(self) -> Array:
         """How far each call moves the network's input, per unit of its output."""
