@@ -29,7 +29,6 @@ PICTURES = {
     "text_to_image": PACK / "workflow.png",
 }
 AROUND = 24  # pixels
-SCALE = 8
 EDGES = """() => {
     const {scale, offset} = window.app.canvas.ds, box = window.app.canvas.canvas.getBoundingClientRect();
     const at = (place, side) => (place + offset[side]) * scale + [box.left, box.top][side];
@@ -41,17 +40,17 @@ EDGES = """() => {
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
-        try:
-            for name, target in PICTURES.items():
+    for name, target in PICTURES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(Path(folder))  # a new one: what is in a server's cache is not reported again
+            try:
                 with browser.opened(server.url) as page:
-                    shoot(page, name, target)
-        finally:
-            server.stop()
+                    shoot(server, page, name, target)
+            finally:
+                server.stop()
 
 
-def shoot(page: Any, name: str, target: Path) -> None:
+def shoot(server: Server, page: Any, name: str, target: Path) -> None:
     page.wait_for_timeout(8_000)  # the dialog for newcomers opens at a moment of its own
     page.keyboard.press("Escape")
     workflow = json.loads((PACK / "example_workflows" / f"{name}.json").read_text(encoding="utf-8"))
@@ -60,13 +59,14 @@ def shoot(page: Any, name: str, target: Path) -> None:
             node["widgets_values"] = ["a dark ankle boot" if node.get("title") == "Prompt" else ""]
         if node["type"] == "KSampler":
             node["widgets_values"][3] = 5.0  # the guidance scale of the shipped model
-    for node in [node for node in workflow["nodes"] if node["type"] == "VAEDecode"]:
-        enlarge(workflow, node)
-    print(browser.run(page, workflow))
+    for setting in ("Comfy.Graph.CanvasInfo", "Comfy.Minimap.Visible"):
+        page.evaluate("name => window.app.extensionManager.setting.set(name, false)", setting)
+    print(browser.run(page, workflow, name))
+    while server.get("/queue")["queue_running"]:
+        page.wait_for_timeout(1_000)
     page.wait_for_timeout(5_000)  # the pictures are fetched, and the canvas settles
     page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-    page.add_style_tag(content=".minimap-main-container, [data-testid=minimap-container] { display: none !important }")
-    page.mouse.move(900, 950)
+    page.mouse.move(900, 730)
     page.wait_for_timeout(8_000)  # until the message on the finished job has gone
     left, top, right, bottom = page.evaluate(EDGES)
     clip = {
@@ -77,23 +77,6 @@ def shoot(page: Any, name: str, target: Path) -> None:
     }
     picture = Image.open(io.BytesIO(page.screenshot(clip=clip if target.parent == PACK else None)))
     picture.convert("RGB").quantize(128).save(target, optimize=True)
-
-
-def enlarge(workflow: dict[str, Any], decode: dict[str, Any]) -> None:
-    """Puts a node that scales the small pictures between this one and the next."""
-    out = decode["outputs"][0]["links"]
-    link = next(link for link in workflow["links"] if link[0] == out[0])
-    number, added = (1 + workflow[key] for key in ("last_node_id", "last_link_id"))
-    workflow.update(last_node_id=number, last_link_id=added)
-    place = [decode["pos"][0] + 100, decode["pos"][1] + decode["size"][1] + 40]
-    scale = {"id": number, "type": "ImageScaleBy", "pos": place, "size": [200, 80], "flags": {"collapsed": True}}
-    scale |= {"order": 0, "mode": 0, "properties": {}, "widgets_values": ["nearest-exact", SCALE]}
-    scale["inputs"] = [{"name": "image", "type": "IMAGE", "link": added}]
-    scale["outputs"] = [{"name": "IMAGE", "type": "IMAGE", "links": [link[0]]}]
-    workflow["nodes"].append(scale)
-    workflow["links"].append([added, decode["id"], 0, number, 0, "IMAGE"])
-    decode["outputs"][0]["links"] = [added]
-    link[1], link[2] = number, 0
 
 
 if __name__ == "__main__":

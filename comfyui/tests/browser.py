@@ -17,7 +17,7 @@ PATIENCE = 180_000  # ms
 def opened(url: str) -> Iterator[Page]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1700, "height": 1000})
+        page = browser.new_page(viewport={"width": 1500, "height": 760})
         page.set_default_timeout(PATIENCE)
         page.goto(url, wait_until="domcontentloaded")
         page.wait_for_function("window.app?.vueAppReady && window.app.graph && window.app.canvas")
@@ -25,16 +25,17 @@ def opened(url: str) -> Iterator[Page]:
         browser.close()
 
 
-def run(page: Page, workflow: dict[str, Any]) -> str:
-    """Loads a workflow with a shipped model in place of its checkpoint, runs it, and returns the shown report."""
+def run(page: Page, workflow: dict[str, Any], name: str) -> str:
+    """Loads a workflow under a name, with a shipped model in place of its checkpoint, runs it, and returns the report
+    as the node shows it."""
     for node in workflow["nodes"]:
         if node["type"] == "CheckpointLoaderSimple":
             node.update(type="LoadShippedModel", widgets_values=["eps"])
             node["inputs"] = [{"name": "name", "type": "COMBO", "link": None, "widget": {"name": "name"}}]
         if node["type"] == "EmptyLatentImage":
             node["widgets_values"] = [64, 64, 1]
-    page.evaluate("workflow => window.app.loadGraphData(workflow)", workflow)
+    page.evaluate("([workflow, name]) => window.app.loadGraphData(workflow, true, true, name)", [workflow, name])
     page.evaluate("() => window.app.queuePrompt(0)")
-    shown = "window.app.graph._nodes.find(node => node.type == 'PreviewAny').widgets.map(w => `${w.value}`).join(' ')"
-    page.wait_for_function(f"{shown}.includes('network evaluations instead of 60')")
+    shown = "window.app.graph._nodes.find(node => node.type == 'TortoiseHareReport').widgets?.[0]?.value"
+    page.wait_for_function(f"{shown}?.includes('network evaluations instead of 80')")
     return str(page.evaluate(shown))

@@ -8,6 +8,7 @@ from comfy_extras import (
     nodes_easycache,
     nodes_mahiro,
     nodes_model_advanced,
+    nodes_model_downscale,
     nodes_pag,
     nodes_slg,
     nodes_tcfg,
@@ -29,6 +30,9 @@ EPS = {
     "PAG": lambda m: nodes_pag.PerturbedAttentionGuidance.execute(m, 2.0)[0],
     "v-prediction": lambda m: nodes_model_advanced.ModelSamplingDiscrete().patch(m, "v_prediction", False)[0],
 }
+EPS["Deep Shrink"] = lambda m: nodes_model_downscale.PatchModelAddDownscale.execute(
+    m, 1, 2.0, 0.0, 0.35, True, "bicubic", "bicubic"
+)[0]
 FLOW = {
     "SkipLayerGuidance": lambda m: nodes_slg.SkipLayerGuidanceDiT.execute(m, 2.0, 0.1, 0.5, "2", "")[0],
     "ModelSamplingSD3": lambda m: nodes_model_advanced.ModelSamplingSD3().patch(m, 3.0)[0],

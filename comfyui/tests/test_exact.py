@@ -1,5 +1,8 @@
 """With all evaluations, and for whatever the node does not act upon, the result is plain guidance bit for bit."""
 
+import itertools
+
+import comfy.samplers
 import pytest
 import torch
 from comfy_extras import (
@@ -60,9 +63,9 @@ def test_what_needs_both_branches_keeps_them(eps, other):
 def custom(shipped, guider, steps=8, sampler="euler"):
     """A run of SamplerCustomAdvanced."""
     schedule = shipped.model.get_model_object("model_sampling")
-    sigmas = nodes_custom_sampler.comfy.samplers.calculate_sigmas(schedule, "normal", steps)
+    sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", steps)
     noise = nodes_custom_sampler.Noise_RandomNoise(0)
-    chosen = nodes_custom_sampler.comfy.samplers.sampler_object(sampler)
+    chosen = comfy.samplers.sampler_object(sampler) if isinstance(sampler, str) else sampler
     latent = {"samples": torch.zeros(1, 4, 8, 8)}
     return nodes_custom_sampler.SamplerCustomAdvanced.execute(noise, guider, chosen, sigmas, latent)[0]["samples"]
 
@@ -78,7 +81,35 @@ def guiders(shipped, model):
 
 def test_guiders_with_other_branches_are_left_alone(eps):
     for plain, ours in zip(guiders(eps, eps.model), guiders(eps, with_thg(eps.model)), strict=True):
-        assert torch.equal(custom(eps, ours), custom(eps, plain)), type(plain).__name__
+        latents = custom(eps, ours)
+        assert torch.equal(latents, custom(eps, plain)), type(plain).__name__
+        assert "nothing to save: this guider" in report(latents)
+
+
+def twice_where_large(model, x, sigmas, extra_args, callback, disable):
+    """Euler's method, which calls its denoiser twice a step for latents, but not for a few numbers."""
+    for now, after in itertools.pairwise(sigmas):
+        for _ in range(1 + (x.shape[2] > 1)):
+            denoised = model(x, now.reshape(1), **extra_args)
+        x = denoised + after / now * (x - denoised)
+    return x
+
+
+def test_a_sampler_that_does_not_repeat_its_dry_run(eps):
+    sampler = comfy.samplers.KSAMPLER(twice_where_large)
+    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
+    plain, ours = (
+        custom(eps, nodes_custom_sampler.CFGGuider.execute(model, prompt, empty, 5.0)[0], 12, sampler)
+        for model in (eps.model, with_thg(eps.model, evaluations=0.5))
+    )
+    assert torch.equal(ours, plain)
+    assert "plain guidance from call 2 on" in report(ours)
+
+
+def test_few_steps_are_all_evaluated(eps):
+    assert "an error of 0.01 needs both branches at all 6 calls" in report(
+        ksampler(eps, with_thg(eps.model), steps=6).latents
+    )
 
 
 def test_a_model_without_the_node_is_untouched(eps):

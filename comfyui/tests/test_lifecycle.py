@@ -80,6 +80,12 @@ def test_reports_belong_to_their_latents(eps):
     assert "No run" in report(torch.randn(1, 4, 8, 8))
 
 
+def test_reports_of_almost_equal_latents_are_told_apart(eps):
+    ours, exact = (ksampler(eps, with_thg(eps.model, error=error), steps=STEPS) for error in (0.01, 0.0))
+    assert "·" in strip(ours.latents)
+    assert "·" not in strip(exact.latents)
+
+
 def test_the_error_is_estimated(eps):
     """Where there is an error to speak of; a run that is plain, or has not come to its end, has none."""
     assert "estimated difference from plain CFG" in report(ksampler(eps, with_thg(eps.model), steps=20).latents)

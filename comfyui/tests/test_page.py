@@ -41,4 +41,4 @@ def open_example(page):
 def test_the_example_opens_and_runs(page):
     open_example(page)
     workflow = json.loads(page.evaluate("() => JSON.stringify(window.app.graph.serialize())"))
-    assert "●" in browser.run(page, workflow)
+    assert "●" in browser.run(page, workflow, "text_to_image")

@@ -54,12 +54,11 @@ def test_the_example_twice(server, model):
     pictures = []
     for seed in (42, 43):
         outputs = server.queue(example(server, "text_to_image", model, seed))
-        report, shown = (out["text"][0] for out in outputs.values() if "text" in out)
+        (report,) = (out["text"][0] for out in outputs.values() if "text" in out)
         (image,) = (out["images"][0] for out in outputs.values() if "images" in out)
-        assert report == shown, "the report node and the text preview"
-        saved = re.search(r"(\d+) network evaluations instead of 60 \((\d+)% saved", report)
+        saved = re.search(r"(\d+) network evaluations instead of 80 \((\d+)% saved", report)
         assert saved, report
-        assert 20 <= int(saved[2]) <= 40
+        assert 30 <= int(saved[2]) <= 40, "about a third"
         assert report in server.log.read_text()
         pictures.append(picture(server, image))
         assert pictures[-1].std() > 0.1

@@ -1,4 +1,4 @@
-"""Tortoise and Hare Guidance for ComfyUI: classifier-free guidance with about a quarter fewer network evaluations."""
+"""Tortoise and Hare Guidance for ComfyUI: classifier-free guidance with fewer network evaluations."""
 
 from .nodes import comfy_entrypoint
 

@@ -28,9 +28,14 @@ def obstacle(model_options: dict[str, Any]) -> str:
     cache = next((name for name in inside if "cache" in name.lower()), None)
     if cache is not None:
         return f"a cache inside the network ({cache.split('.')[0]}) needs both branches at every step"
-    patches = (*_functions(options.get("patches")), *_functions(options.get("patches_replace")))
-    names = {_name(patch).split(".")[0] for patch in patches}
+    names = {_name(patch).split(".")[0] for patch in patches(model_options)}
     return next((reason for node, reason in ATTENTION.items() if node in names), "")
+
+
+def patches(model_options: dict[str, Any]) -> Iterator[Any]:
+    """The patches inside the network."""
+    options = model_options.get("transformer_options", {})
+    return _functions((options.get("patches"), options.get("patches_replace")))
 
 
 def no_corrector(model_options: dict[str, Any]) -> str:

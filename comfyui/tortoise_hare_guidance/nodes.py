@@ -9,6 +9,7 @@ from typing import Any
 import comfy.model_patcher
 import comfy.utils
 from comfy_api.latest import ComfyExtension, io, ui
+from server import PromptServer
 
 from .core.plans.fidelity import DEFAULT_ERROR
 from .report import Reports, text_of
@@ -129,6 +130,7 @@ class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
             description="The cost of the run that made these latents, compared with plain guidance.",
             inputs=[io.Latent.Input("samples", tooltip="The output of a sampler.")],
             outputs=[io.Latent.Output("latent", tooltip="The same latents."), io.String.Output("report")],
+            hidden=[io.Hidden.unique_id],
             is_output_node=True,
         )
 
@@ -140,6 +142,8 @@ class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
         text = reports.find(latents) or (
             "No run with Tortoise and Hare Guidance ended with these latents. Connect the sampler's output directly."
         )
+        if cls.hidden is not None and cls.hidden.unique_id:  # in a server: shown on the node
+            PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
         return io.NodeOutput(samples, text, ui=ui.PreviewText(text))
 
 

@@ -5,6 +5,7 @@ A report is found by the final latents of its run, of which a few values are kep
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ class Report:
     shape: tuple[int, ...]
     numbers: tuple[float, ...]
 
+    def distance(self, numbers: tuple[float, ...]) -> float:
+        return max(abs(a - b) / (1 + abs(b)) for a, b in zip(numbers, self.numbers, strict=True))
+
 
 class Reports:
     """The last reports, newest last."""
@@ -35,14 +39,11 @@ class Reports:
         self._reports.append(Report(text, tuple(latents.shape), numbers_of(latents)))
 
     def find(self, latents: Any) -> str | None:
-        """The newest report of a run that ended with these latents."""
-        found = numbers_of(latents)
-        for report in reversed(self._reports):
-            if report.shape == tuple(latents.shape) and all(
-                abs(a - b) <= TOLERANCE * (1 + abs(b)) for a, b in zip(found, report.numbers, strict=True)
-            ):
-                return report.text
-        return None
+        """The report of the run that ended closest to these latents, and the newest of several equal ones."""
+        shape, found = tuple(latents.shape), numbers_of(latents)
+        distances = [(r.distance(found), r.text) for r in reversed(self._reports) if r.shape == shape]
+        distance, text = min(distances, key=lambda pair: pair[0], default=(math.inf, ""))
+        return text if distance <= TOLERANCE else None
 
 
 def numbers_of(latents: Tensor) -> tuple[float, ...]:

@@ -38,7 +38,17 @@ class DryRun:
 
     def run(self) -> tuple[Calls, Run]:
         """The calls of the denoiser, and the run; raises a ScheduleError with the reason if they cannot be found."""
-        calls, scale = self._calls(), self._guidance_scale()
+        if self._function is None:
+            raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
+        try:
+            return self._found()
+        except ScheduleError:
+            raise
+        except Exception as error:  # a third-party sampler or schedule may raise anything
+            raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
+
+    def _found(self) -> tuple[Calls, Run]:
+        calls, scale = trace(self._run, self._unit), self._guidance_scale()
         if scale == 1:
             calls = replace(calls, response=None, no_response="at scale 1 there is no guidance")
         if calls.response is not None and scale is not None:
@@ -48,16 +58,6 @@ class DryRun:
         if self._own_formula and run.adds_noise:  # a predicted branch gave as little as 8 dB
             raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in its own formula")
         return calls, run
-
-    def _calls(self) -> Calls:
-        if self._function is None:
-            raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
-        try:
-            return trace(self._run, self._unit)
-        except ScheduleError:
-            raise
-        except Exception as error:  # a third-party sampler may raise anything
-            raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
 
     def _guidance_scale(self) -> float | None:
         """w; for a sampler with a formula of its own, that of plain guidance which would move the result as much."""

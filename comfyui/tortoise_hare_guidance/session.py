@@ -8,6 +8,7 @@ times with context windows. Only lists of two are handled: the first is the cond
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .conditions import Condition, identity, window
+from .conditions import Condition, active_patches, identity, window
 from .core.errors import ScheduleError
 from .core.plans.calls import Calls
 from .core.plans.denoised import DenoisedGuide
@@ -29,6 +30,7 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE = "outer_sample", "sampler_sample"
 PREDICT_NOISE, CALC_COND_BATCH = "predict_noise", "calc_cond_batch"
 KEY = "tortoise_hare_guidance"
+NO_PAIR = "nothing to save: this guider never evaluates exactly two conditions together at this scale"
 
 log = logging.getLogger(__name__)
 
@@ -90,19 +92,24 @@ class Session:
         except ScheduleError as error:
             self.note = f"plain guidance: {error}"
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
+        if self._known is not None and not (self._memory or self._used):
+            self.note = NO_PAIR
         if len(self._used) == 1 and not sigmas[-1]:  # one pair of conditions, and no noise is left
             (remembered,) = self._used.values()
             self._error = remembered.guide.estimated_error(latents)
         return latents
 
-    def predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def predict_noise(self, executor: Any, x: Tensor, timestep: Tensor, *args: Any, **kwargs: Any) -> Any:
         """A denoiser call."""
         self._guider = executor.class_obj
+        if self._known is not None and not self._known.expects(len(self.marks), float(timestep.flatten()[0])):
+            self.note = f"plain guidance from call {len(self.marks) + 1} on: the sampler did not repeat its dry run"
+            self._known = None
         self.marks.append(UNGUIDED)
         self._evaluations.append(0)
         if self._used:
             self._memory, self._used = self._used, {}
-        return executor(*args, **kwargs)
+        return executor(x, timestep, *args, **kwargs)
 
     def calc_cond_batch(
         self, executor: Any, model: Any, conds: list[Any], x: Tensor, timestep: Tensor, model_options: dict[str, Any]
@@ -111,13 +118,14 @@ class Session:
         if not self.marks:  # outside of the sampler's run
             return executor(model, conds, x, timestep, model_options)
         call, known = len(self.marks) - 1, self._known
-        sigma = known.sigma(call) if known is not None else None
+        sigma = None if known is None else known.calls.sigmas[call]
         branches = [identity(cond, sigma) for cond in conds if cond is not None]
         if known is None or sigma is None or len(conds) != 2 or len(branches) != 2 or not all(branches):
             self._count(branches, branches, HARE if len(branches) > 1 else UNGUIDED)
             return executor(model, conds, x, timestep, model_options)
 
-        remembered = self._remembered((*branches, tuple(x.shape), id(model), window(model_options)), known)
+        place = (tuple(x.shape), id(model), window(model_options), active_patches(model_options, sigma))
+        remembered = self._remembered((*branches, *place), known)
         if remembered.evaluates(call, _cfg(self._guider)):
             conditional, unconditional = executor(model, conds, x, timestep, model_options)
             self._count(branches, branches, HARE)
@@ -134,7 +142,11 @@ class Session:
             run = replace(run, response=None, no_response=no_corrector)
         plan = self.settings.plan(run, percent_to_sigma)
         self._known = Known(calls, run, plan)
-        if self.settings.corrector and run.response is None:
+        if self.settings.by_error and plan.evaluations == run.steps:
+            self.note = (
+                f"nothing to save: an error of {self.settings.error:g} needs both branches at all {run.steps} calls"
+            )
+        elif self.settings.corrector and run.response is None:
             self.note = f"no corrector: {run.no_response}"
         if self.settings.verbose:
             log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, calls.sigmas, plan)
@@ -163,9 +175,9 @@ class Known:
     run: Run
     plan: Plan
 
-    def sigma(self, call: int) -> float | None:
-        """The noise level of a call; None for an unexpected call."""
-        return self.calls.sigmas[call] if call < self.run.steps else None
+    def expects(self, call: int, sigma: float) -> bool:
+        """Is this call, at this noise level, the one of the dry run?"""
+        return call < self.run.steps and math.isclose(sigma, self.calls.sigmas[call], rel_tol=1e-3, abs_tol=1e-6)
 
     def guide(self) -> DenoisedGuide:
         return DenoisedGuide(HareGuide(self.plan, self.run), self.calls.units)

@@ -32,6 +32,11 @@ class Settings:
     corrector: bool = True
     verbose: bool = False
 
+    @property
+    def by_error(self) -> bool:
+        """Is it the error that determines the plan?"""
+        return bool(self.error) and not self.evaluations and not self.steps
+
     def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
         """The plan of a run whose `times` are noise levels."""
         assert run.times is not None

@@ -8,6 +8,8 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 from shipped import Shipped
 
+ENLARGED = 8
+
 
 class Clip:
     """The part of ComfyUI's CLIP that its text nodes use."""
@@ -23,13 +25,14 @@ class Clip:
 
 
 class Vae:
-    """The part of ComfyUI's VAE that decoding uses: pictures as (n, height, width, 3)."""
+    """The part of ComfyUI's VAE that decoding uses: pictures as (n, height, width, 3), enlarged for a page."""
 
     def __init__(self, shipped: Shipped) -> None:
         self._shipped = shipped
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        return self._shipped.decode(latents).movedim(1, -1).repeat(1, 1, 1, 3)
+        pictures = torch.nn.functional.interpolate(self._shipped.decode(latents), scale_factor=ENLARGED)
+        return pictures.movedim(1, -1).repeat(1, 1, 1, 3)
 
 
 class LoadShippedModel(io.ComfyNode):
