@@ -11,7 +11,7 @@ def run(steps=20, **more):
 
 
 def plan(settings, of=None):
-    return settings.plan(of or run(), lambda percent: 1 - percent)
+    return settings.plan(of or run(), lambda percent: 1 - percent, None)
 
 
 def test_lists_of_steps():
@@ -47,6 +47,8 @@ def test_outside_of_its_part_everything_is_evaluated():
 
 
 def test_where_noise_is_added_the_term_is_held():
-    assert plan(Settings(), run(adds_noise=True)).hare_order == 1
+    noisy = plan(Settings(), run(40, adds_noise=True))
+    assert noisy.hare_order == 1
+    assert noisy.coarse == (*range(20), *range(21, 40, 2)), "every other call of the later half"
     assert plan(Settings()).hare_order == 2
     assert plan(Settings(corrector=False)).corrector == 0

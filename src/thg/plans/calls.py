@@ -35,6 +35,7 @@ class Calls:
     units: d(denoised latents) / d(network output) at each call.
     response: of the states to the network's outputs; None if the sampler is not linear or adds noise, with the reason
         in `no_response`.
+    weights: of each call's output in the final state, with or without noise; None if they are unknown.
     """
 
     sigmas: tuple[float, ...]
@@ -42,6 +43,7 @@ class Calls:
     response: Response | None = None
     no_response: str = "the sampler is unknown"
     adds_noise: bool = False
+    weights: tuple[float, ...] | None = None
 
     def run(
         self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
@@ -71,16 +73,19 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
     Raises `ScheduleError` for a sampler that chooses its steps from the network's outputs.
     """
     sigmas, _ = _recorded(sampler, torch.zeros(1, 1))
-    again, states = _recorded(sampler, torch.from_numpy(probe(len(sigmas))).float())
+    outputs = torch.from_numpy(probe(len(sigmas))).float()
+    again, states = _recorded(sampler, outputs)
     if again != sigmas:
         raise ScheduleError("the sampler chooses its steps from the network's outputs: they cannot be known in advance")
     units = tuple(unit(sigma) for sigma in sigmas)
     if not all(math.isfinite(u) and u for u in units):  # the last call of a run at sigma = 0
         units = (1.0,) * len(sigmas)
     response = Response.measured(states.double().numpy())
-    if isinstance(response, str):
-        return Calls(sigmas, units, None, f"the sampler {response}", adds_noise=bool(states[:, -1].any()))
-    return Calls(sigmas, units, response)
+    if isinstance(response, Response):
+        return Calls(sigmas, units, response, weights=response.final)
+    adds_noise = bool(states[:, -1].any())
+    weights = _weights_despite_noise(sampler, outputs, states) if adds_noise else None
+    return Calls(sigmas, units, None, f"the sampler {response}", adds_noise, weights)
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:
@@ -112,3 +117,10 @@ def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Ten
 
     final = sampler(start, answer)
     return tuple(sigmas), torch.stack([*states[1:], final.reshape(-1)])
+
+
+def _weights_despite_noise(sampler: Sampler, outputs: Tensor, states: Tensor) -> tuple[float, ...] | None:
+    """From the difference to a run with the same noise and outputs of zero; None if the noise is not reproducible."""
+    _, noise = _recorded(sampler, torch.zeros_like(outputs))
+    response = Response.measured((states - noise).double().numpy())
+    return response.final if isinstance(response, Response) else None
