@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.adapter.families.case import ddim
+from thg.adapter.describe import describe
 from thg.adapter.host import host_copy
 from thg.adapter.response import scheduler_response
 from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
@@ -55,8 +56,12 @@ def _almost_final(scheduler, seed):
     torch.manual_seed(seed)
     x = torch.ones(1, 4, 2, 2)
     for t in scheduler.timesteps[:-1]:
-        t = t.reshape(1) if "Wuerstchen" in type(scheduler).__name__ else t  # takes one time per sample
-        x = scheduler.step(torch.zeros_like(x), t, x, return_dict=False)[0]
+        arguments = (t, x)
+        if isinstance(scheduler, diffusers.DDPMWuerstchenScheduler):  # takes one time per sample
+            arguments = (t.reshape(1), x)
+        if isinstance(scheduler, diffusers.CogVideoXDPMScheduler):  # takes the previous step
+            arguments = (None, t, None, x)
+        x = scheduler.step(torch.zeros_like(x), *arguments, return_dict=False)[0]
     return x
 
 
@@ -100,6 +105,12 @@ def test_a_scheduler_that_clips_is_not_linear(name, settings):
 def test_settings_that_add_noise():
     assert adds_noise(made("DPMSolverMultistepScheduler", algorithm_type="sde-dpmsolver++"))
     assert adds_noise(made("FlowMatchEulerDiscreteScheduler", stochastic_sampling=True))
+
+
+def test_noise_is_measured_where_the_table_has_no_row():
+    scheduler = made("UnCLIPScheduler", beta_schedule="squaredcos_cap_v2")
+    assert kind_of(scheduler) is None
+    assert describe(scheduler, scheduler.timesteps).adds_noise
 
 
 def test_a_response_is_measured_once_per_configuration():

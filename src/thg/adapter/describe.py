@@ -11,6 +11,7 @@ from thg.adapter.scheduler_table import adds_noise, order_of
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
 from thg.plans.guide import Run
+from thg.plans.response import ADDS_NOISE
 
 
 def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> Run:
@@ -31,7 +32,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
         response=response,
         no_response=reason,
         order=order_of(scheduler),
-        adds_noise=adds_noise(scheduler),
+        adds_noise=adds_noise(scheduler) or ADDS_NOISE in reason,
     )
 
 

@@ -63,6 +63,7 @@ _ROWS = (
     Kind("PNDMScheduler", "PNDM", "pndm", 4, ("epsilon", "v_prediction"), "alphas", "plms"),
     Kind("FlowMatchEulerDiscreteScheduler", "Euler (flow)", "flow-euler", 1, FLOW, "sigmas", "euler"),
     Kind("FlowMatchHeunDiscreteScheduler", "Heun (flow)", "flow-heun", 2, FLOW),
+    Kind("CogVideoXDDIMScheduler", "DDIM (CogVideoX)"),
     Kind("EulerAncestralDiscreteScheduler", "Euler a", "euler-a", instead="EulerDiscreteScheduler"),
     Kind("KDPM2AncestralDiscreteScheduler", "DPM2 a", "dpm2-a", 2, instead="DPMSolverMultistepScheduler"),
     Kind(
@@ -75,6 +76,7 @@ _ROWS = (
     ),
     Kind("DDPMScheduler", "DDPM", "ddpm", instead="DDIMScheduler"),
     Kind("DDPMWuerstchenScheduler", "DDPM (Wuerstchen)", instead="DDIMScheduler"),
+    Kind("CogVideoXDPMScheduler", "DPM++ 2M SDE (CogVideoX)", order=2, instead="CogVideoXDDIMScheduler"),
     Kind("DPMSolverSDEScheduler", "DPM++ SDE", order=2, instead="DPMSolverMultistepScheduler"),
     Kind("SASolverScheduler", "SA-Solver", order=2, instead="UniPCMultistepScheduler"),
     Kind("LCMScheduler", "LCM", instead="DDIMScheduler"),
