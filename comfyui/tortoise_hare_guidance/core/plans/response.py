@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 LARGE = 100.0  # far larger than any network output
 LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
 FORGOTTEN = 0.01  # share of an output's effect that remains at the end of a run, below which nothing can be inferred
+ADDS_NOISE = "adds noise"  # why a solver has no response
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
 
@@ -46,7 +47,7 @@ class Response:
         not."""
         matrix, large, zero = states[:, :-2], states[:, -2], states[:, -1]
         if zero.any():
-            return "adds noise"
+            return ADDS_NOISE
         expected = matrix @ probe(len(matrix))[:, -2]
         if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
             return "is not linear with this configuration (it clips or thresholds)"
