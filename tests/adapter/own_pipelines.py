@@ -30,13 +30,14 @@ class OwnPipeline(Factory):
     inspect: Callable[[], Any] = staticmethod(lambda: None)  # what is looked at in the middle of a run
     inspected: Any = None
     begins_at = 0
+    takes_every = 1
 
     @torch.no_grad()
     def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
         wanted, neutral = self.embed(words), self.embed([""] * len(words))
         self.scheduler.set_timesteps(count)
         state = noise * self.scheduler.init_noise_sigma
-        for number, time in enumerate(self.scheduler.timesteps):
+        for number, time in enumerate(self.scheduler.timesteps[:: self.takes_every]):
             if number < self.begins_at:
                 continue
             out = self.direction(self.scheduler.scale_model_input(state, time), time, wanted, neutral, strength, number)
@@ -104,6 +105,20 @@ class ExpertsCondFirst(Experts, TwoCalls):
 
 class ExpertsUncondFirst(Experts, TwoCallsUncondFirst):
     pass
+
+
+class NewEmbeddings(TwoCallsUncondFirst):
+    """Passes a copy of its embedding at each step."""
+
+    def run(self, state, time, embedding):
+        return super().run(state, time, embedding.clone())
+
+
+class RisingScale(UncondFirst):
+    """Without effect at the first step."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        return super().direction(state, time, wanted, neutral, 1 + (w - 1) * number / 8, number)
 
 
 class ThreeBranches(OwnPipeline):
@@ -258,6 +273,22 @@ class NeedsBoth(UncondFirst):
     pass
 
 
+class MixingUNet(torch.nn.Module):
+    """A network that looks at all rows of its batch."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Transformer2DModelOutput:
+        out = self.unet(state, time, encoder_hidden_states=encoder_hidden_states).sample
+        return Transformer2DModelOutput(sample=out + 0.1 * out.mean(0))
+
+
+class MixesRows(UncondFirst):
+    pass
+
+
 class KeywordUNet(torch.nn.Module):
     """A U-Net with names of its own for its arguments, the sample not the first of them."""
 
@@ -330,7 +361,13 @@ class Swapped(StableDiffusionPipeline):
         return latents
 
 
-NETWORKS = {Packed: PackingUNet, LearnedVariance: VarianceUNet, NeedsBoth: BothUNet, Keywords: KeywordUNet}
+NETWORKS = {
+    Packed: PackingUNet,
+    LearnedVariance: VarianceUNet,
+    NeedsBoth: BothUNet,
+    Keywords: KeywordUNet,
+    MixesRows: MixingUNet,
+}
 
 
 def build(kind: type[DiffusionPipeline], known: StableDiffusionPipeline) -> DiffusionPipeline:

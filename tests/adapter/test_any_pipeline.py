@@ -13,6 +13,7 @@ from torch import Tensor
 import thg
 from tests.adapter import own_pipelines as own
 from thg.adapter import lesson
+from thg.adapter.schedule import Schedule
 from thg.adapter.sequential import same_arguments
 
 WORDS = ["a dark ankle boot", "a pale dress"]
@@ -71,6 +72,7 @@ SAME_AS_KNOWN = {kind: "rescaled" if kind is own.Rescaled else "" for kind in LE
     own.NormKeeping: None,
     own.ThreeBranches: None,
     own.OffInTheMiddle: None,
+    own.TwoCallsUncondFirst: None,  # its second step is evaluated, too
 }
 
 
@@ -94,6 +96,17 @@ def test_learned_in_the_first_run(kind, known, noise, expected):
     if SAME_AS_KNOWN[kind] is not None:  # the same numbers in another order: the same result
         torch.testing.assert_close(first, expected[SAME_AS_KNOWN[kind]], rtol=1e-4, atol=1e-4)
     assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+
+
+def test_guidance_without_effect_at_the_first_step(known, noise):
+    pipe = own.build(own.RisingScale, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        found = pipe(WORDS, W, STEPS, noise)
+        summary = thg.summary(pipe)
+    assert summary.learned == "one call, unconditional first, w = 1.5"
+    assert summary.nfe < summary.cfg_nfe
+    assert own.psnr(found, plain).min() > 20
 
 
 def test_what_was_learned_can_be_passed_on(known, noise):
@@ -127,6 +140,8 @@ def test_a_formula_that_is_not_linear_runs_as_plain_cfg(known, noise):
         (own.LooksFirst, "it also calls its network for something else"),
         (own.LooksFirstTwoCalls, "it also calls its network for something else"),
         (own.PatchesItsNetwork, "mixing is in its network, and may mix branches"),
+        (own.MixesRows, "its network gives another output for a branch alone"),
+        (own.NewEmbeddings, "the arguments of its conditional call, which comes second, change at each step"),
     ],
 )
 def test_what_is_more_than_guidance_runs_as_plain_cfg(known, noise, kind, why):
@@ -160,11 +175,12 @@ def test_the_network_changes_in_the_middle_of_a_run(known, noise):
     """Also where the conditional call comes second, and is made ahead of time."""
     expert = copy.deepcopy(known.unet)
     expert.conv_out.weight.data *= 1.1
+    evaluates_two = thg.Plan(STEPS, coarse=(0, 1, 3, 5))  # the first two, as the other order does anyway
     made = []
     for kind in (own.ExpertsCondFirst, own.ExpertsUncondFirst):
         pipe = own.build(kind, known)
         pipe.unet_2 = expert
-        with thg.enabled(pipe, LEAP):
+        with thg.enabled(pipe, evaluates_two):
             made.append(pipe(WORDS, W, STEPS, noise))
             assert thg.summary(pipe).note == ""
             assert thg.summary(pipe).saved > 0.15
@@ -187,6 +203,26 @@ def test_a_pipeline_that_steps_by_itself(known, noise):
 def test_a_pipeline_without_a_call_of_its_own_is_refused(known):
     with pytest.raises(thg.UnsupportedPipelineError, match="not called itself"):
         thg.enable(own.build(own.Factory, known))
+
+
+def test_a_loop_that_skips_time_steps(known, noise):
+    """A plan made for all of them would be followed at the wrong times."""
+    pipe = own.build(own.UncondFirst, known)
+    pipe.takes_every = 2
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        assert "skips time steps of its scheduler" in thg.summary(pipe).note
+
+
+def test_times_on_a_device_are_known_by_their_place():
+    """Without a wait for the device."""
+    timesteps = torch.arange(8, device="meta")
+    for stride, left in ((1, False), (2, True)):
+        schedule = Schedule(range(8), timesteps)
+        first, second = timesteps[2::stride][:2]
+        assert not schedule.left_at(0, first)
+        assert schedule.left_at(1, second) is left
 
 
 def test_a_loop_that_begins_late(known, noise):

@@ -41,6 +41,10 @@ class Batched:
         """The branches in the current call, with guidance on."""
         return self.branches
 
+    def kept(self) -> list[int]:
+        """The places of the branches that a leap evaluates."""
+        return [place for place, name in enumerate(self.branches) if name not in self.predicted]
+
     @contextmanager
     def without_predicted(self, pipe: Any) -> Iterator[None]:
         """A context for a network call without the predicted branches."""

@@ -45,13 +45,15 @@ class Unclear:
     """Why the layout could not be inferred from a step.
 
     again: another run may succeed. same_output: the branches are equal. unguided: the step has one branch.
-    shapeless: no network output has a shape that fits the scheduler's input.
+    off: it has several, and one alone reaches the scheduler. shapeless: no network output has a shape that fits the
+    scheduler's input.
     """
 
     why: str
     again: bool = False
     same_output: bool = False
     unguided: bool = False
+    off: bool = False
     shapeless: bool = False
 
 
@@ -110,30 +112,30 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
     w = shares[cond]
     if w < 1 + SURE and all(share > -SURE for share in shares):
         if w > 1 - SURE:
-            return Unclear("guidance is off: one branch alone reaches the scheduler", again=True)
+            return Unclear("guidance is off: one branch alone reaches the scheduler", again=True, off=True)
         return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
+    if sum(share > SURE for share in shares) > 1:
+        return Unclear("it adds up several prompts; where they contradict each other, their guidance changes too fast")
     if numbers.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
     if reading.branches.others:
         return Unclear("it also calls its network for something else in each step, in the same way")
     words = f"w = {w:.3g}" + (", rescaled" if not plain or reading.by_vector else "")
     if reading.branches.stacked > 1:
-        return _batched(reading.branches, shares, cond, words)
+        return _batched(reading.branches, w, cond, words)
     return _sequential(reading.branches, shares, cond, words, rescales=reading.with_sample and not plain)
 
 
-def _batched(branches: Branches, shares: tuple[float, ...], cond: int, words: str) -> Learned | Unclear:
+def _batched(branches: Branches, w: float, cond: int, words: str) -> Learned | Unclear:
     n = branches.stacked  # further calls are not changed
     if cond >= n:
         return Unclear("its conditional branch runs in a call of its own, after those that it is guided by")
     names = ["uncond" if n == 2 else f"branch {k + 1}" for k in range(n)]
     names[cond] = "cond"
-    predicted = tuple(names[k] for k in range(n) if k != cond and shares[k] < SURE)
-    if not predicted:
-        return Unclear("it adds up several conditional branches, and none that guidance leads away from")
+    predicted = tuple(name for name in names if name != "cond")
     layout = Batched(tuple(names), predicted, (branches.calls[0].network,))
     place = ("conditional", "unconditional")[cond] + " first" if n == 2 else f"conditional is number {cond + 1} of {n}"
-    return Learned(layout, shares[cond], f"one call, {place}, {words}")
+    return Learned(layout, w, f"one call, {place}, {words}")
 
 
 def _sequential(

@@ -116,6 +116,11 @@ class Lesson:
         """A description of the inferred layout."""
         return "" if self._known is None else self._known.learned.words
 
+    def refuse(self, why: str) -> str:
+        """Makes all further runs of this pipeline plain CFG."""
+        self.refusal = why
+        return why
+
     @contextmanager
     def first_leap(self) -> Iterator[None]:
         """A context for calls with a part of the branches; the first one shows whether the network supports that."""
@@ -126,8 +131,8 @@ class Lesson:
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             if self._has_leapt:
                 raise
-            self.refusal = f"its network does not run with a part of its branches ({type(error).__name__}: {error})"
-            raise UnsupportedPipelineError(self.refusal) from error
+            why = f"its network does not run with a part of its branches ({type(error).__name__}: {error})"
+            raise UnsupportedPipelineError(self.refuse(why)) from error
         self._has_leapt = True
 
     def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
@@ -155,6 +160,8 @@ class Lesson:
         if found.unguided:
             self._unguided, self.unseen = shapes, found.why if found.shapeless else ""
             return None
+        if found.off and self.given is None:
+            return None  # it may be on in a later step
         return self._unclear(found)
 
     def _unclear(self, found: Unclear) -> str:
@@ -175,8 +182,7 @@ class Lesson:
                 self._guarded = None if self._has_guider else found
             return reason
         if _order(found.layout) != _order(self.given):
-            self.refusal = f"thg expected {_describe(self.given)}, and saw {found.words}"
-            return self.refusal
+            return self.refuse(f"thg expected {_describe(self.given)}, and saw {found.words}")
         self._proven, self._guarded = True, None if self._has_guider else found
         return ""
 

@@ -78,10 +78,15 @@ def read(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Ite
 
 
 def _arrangements(calls: Sequence[Outputs], passed: Tensor) -> Iterator[Branches]:
-    """Which calls hold branches: one call with all, several calls with one each, or one with two and more."""
+    """Which calls hold branches: those that end with the last call of one of the networks."""
     outputs = [(call, whole) for call in calls if (whole := call.whole()) is not None and _is_like(whole, passed)]
-    if not outputs:
-        return
+    last_of = {call.network: place for place, (call, _) in enumerate(outputs)}
+    for place in sorted(last_of.values(), reverse=True):
+        yield from _ending_with_last(outputs[: place + 1], passed)
+
+
+def _ending_with_last(outputs: Sequence[tuple[Outputs, Tensor]], passed: Tensor) -> Iterator[Branches]:
+    """One call with all branches, several calls with one each, or one with two and more."""
     last, whole = outputs[-1]
     if whole.shape == passed.shape and whole.shape[0] > 1:
         yield Branches((last,), (whole,))  # a batch of samples without guidance

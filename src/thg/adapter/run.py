@@ -23,6 +23,7 @@ from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.lesson import Lesson
 from thg.adapter.observe import SeenCall, mixes_rows, watched
 from thg.adapter.section import Section
+from thg.adapter.separable import differs_alone, is_foreign
 from thg.adapter.sequential import answer_sequential
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import GuideMaker, Visitor
@@ -179,6 +180,18 @@ class PipelineRun:
                 replayed.role, replayed.context = "unconditional", "uncond"
             if self._answered(section, layout, caller, replayed) is not call.output:
                 self.plain_because = "its layout was learned in this run, and its plan changes the first step"
+            elif isinstance(layout, Batched) and call.call.rows == section.rows and section.leaps:
+                self._try_alone(section, layout, call)
+
+    def _try_alone(self, section: Section, layout: Batched, call: SeenCall) -> None:
+        """Makes sure that a network that is not diffusers' own gives the same output for a part of its branches."""
+        if not is_foreign(call.call.module):
+            return
+        with self._lesson.first_leap():
+            differs = differs_alone(call.call, call.output, layout)
+        section.count(len(layout.kept()), instead_of=0)
+        if differs:
+            raise UnsupportedPipelineError(self._lesson.refuse("its network gives another output for a branch alone"))
 
     def _section(self, caller: Caller, call: Call) -> Section | None:
         """The pass over time steps that a call belongs to; None before the first."""

@@ -16,6 +16,7 @@ from thg.adapter.caller import Caller
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.rows import is_sample, outline, tensors_of
+from thg.adapter.schedule import Schedule
 from thg.errors import UnsupportedPipelineError
 from thg.plans.both import PredictsConditional
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term
@@ -28,6 +29,9 @@ class Section:
     def __init__(self, maker: GuideMaker, caller: Caller, call: Call, timesteps: Any, rescales: bool = False) -> None:
         """call: the first call of this pass."""
         self.run = _described(caller, call, timesteps, rescales)
+        self._schedule = Schedule(
+            self.run.times or (), caller.pipe.scheduler.timesteps if timesteps is None else timesteps
+        )
         self._guide: Guide | None = maker.guide(self.run)
         self._plan: Plan | None = None
         self._guidance_decided: tuple[Any, bool | None] | None = None
@@ -50,6 +54,7 @@ class Section:
         self.unconditional: Call | None = None
         self.output: Any = None
         self.ahead: Call | None = None  # the last conditional call, where it comes second
+        self.steady = False  # its arguments were the same at two steps
         # caches inside the networks
         self._networks: dict[int, CachedNetwork] = {}
         self.cache_names: tuple[str, ...] = ()
@@ -62,6 +67,11 @@ class Section:
     @property
     def plan(self) -> Plan | None:
         return self._plan if self._guide is None else self._guide.plan
+
+    @property
+    def leaps(self) -> bool:
+        """Whether some of the steps may be skipped."""
+        return self.plan is None or len(self.plan.coarse) < self.plan.steps
 
     def covers(self, caller: Caller, timesteps: Any) -> bool:
         """Does a call belong to this pass, or has the pipeline set new time steps?"""
@@ -106,9 +116,13 @@ class Section:
                 f"it calls its network more often than the {self.run.steps} time steps of its run, so that the calls "
                 "cannot be assigned to steps"
             )
+        self.loop_time, self.time = caller.loop_time(), call.time
+        if self._schedule.left_at(self.step, self.time if self.loop_time is None else self.loop_time):
+            raise UnsupportedPipelineError(
+                "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
+            )
         self.evaluations.append(0)
         self.plain_evaluations.append(0)
-        self.loop_time, self.time = caller.loop_time(), call.time
         self.stepped = None if self.stepped is None else False
         return self.step
 
@@ -167,6 +181,7 @@ class Section:
     def release(self) -> None:
         """Drops everything that holds tensors, and keeps what the summary needs."""
         self._plan, self._guide = self.plan, None
+        self._schedule = Schedule((), None)
         self.conditional = self.unconditional = self.ahead = self.output = self.template = None
         self.time = self.loop_time = self._guidance_decided = None
         self.key = ()

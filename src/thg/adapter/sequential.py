@@ -1,10 +1,10 @@
 """Answers the network calls of pipelines that call their network once per branch.
 
 The unconditional output of a leap is e_u = e_c - d, so e_c is needed first. If the conditional call comes second, it is
-made ahead of time: from the second guided step on, the conditional call of the previous step is repeated with the new
-sample and time as soon as the unconditional call arrives; when the pipeline then makes the call itself, it gets that
-output. This is correct if the conditional arguments are the same objects from step to step. If they are not, the call
-is made unchanged, and nothing is skipped from then on.
+made ahead of time: the conditional call of the previous step is repeated with the new sample and time as soon as the
+unconditional call arrives; when the pipeline then makes the call itself, it gets that output. This is correct if the
+conditional arguments are the same objects from step to step. The first two guided steps are evaluated to see that; if
+the arguments change, nothing is skipped from then on.
 """
 
 from __future__ import annotations
@@ -68,16 +68,18 @@ def _unconditional_first(section: Section, layout: Sequential, caller: Caller, c
     first, section.unconditional = section.unconditional, None
     made, section.ahead = section.ahead, call.kept()
     section.guided_steps += 1
-    if made is None:
-        return _first_conditional(section, call, first)
-    if made.module is not call.module or not same_arguments(*(c.with_sample(None, None) for c in (made, call))):
+    same = made is None or same_arguments(made.with_sample(None, None), call.with_sample(None, None))
+    if not same or (section.steady and made is not None and made.module is not call.module):
         raise UnsupportedPipelineError("the arguments of its conditional call, which comes second, change at each step")
-    return section.output
+    if section.steady:
+        return section.output
+    section.steady = made is not None
+    return _evaluated_conditional(section, call, first)
 
 
 def _unconditional_ahead(section: Section, layout: Sequential, call: Call) -> Any:
-    """An unconditional call that comes first. From the second guided step on, the conditional call is made here."""
-    if section.ahead is None:
+    """An unconditional call that comes first. From the third guided step on, the conditional call is made here."""
+    if section.ahead is None or not section.steady:
         section.output = _counted(section, section.network(call).apart(call))
         return section.output
     partner = section.ahead.with_sample(call.sample, call.time)
@@ -89,13 +91,13 @@ def _unconditional_ahead(section: Section, layout: Sequential, call: Call) -> An
     return _unconditional_output(section, partner, section.output, call)
 
 
-def _first_conditional(section: Section, call: Call, unconditional: Call) -> Any:
-    """The conditional call of the first guided step; the unconditional branch has run before it."""
+def _evaluated_conditional(section: Section, call: Call, unconditional: Call) -> Any:
+    """The conditional call of the first two guided steps; the unconditional branch has run before it."""
     _visit(section, call, unconditional)
     output = _counted(section, section.network(call).first_of_two(call, refresh=True))
     (conditional,), (other,) = rows.branch_terms(output, 1), rows.branch_terms(section.output, 1)
     if section.guide.observe(section.step, conditional, difference(conditional, other)) is not None:
-        raise UnsupportedPipelineError("its plan changes the first step, whose unconditional call comes first")
+        raise UnsupportedPipelineError("its plan changes the first steps, whose unconditional call comes first")
     return output
 
 
