@@ -195,7 +195,10 @@ def rehearse(table: Path, home: Path) -> str:
     whole = BenchmarkRun.start(parse_config(config.source, config.base), folder / "whole", folder / "whole" / "store")
     make_samples(whole, Shard(), lambda text: None)
     assert samples_of(whole) == samples_of(BenchmarkRun.stored(folder / "run"))
-    return f"{table.stem}: killed in {', '.join(stage for stage, done in killed.items() if done)}\n{out}"
+    made = {stage: any(folder.glob(pattern)) for stage, pattern in STAGES.items()}
+    other = {stage: "too quick to be killed" if made[stage] else "none" for stage in STAGES}
+    told = ", ".join(f"{stage}: {'killed' if killed[stage] else other[stage]}" for stage in STAGES)
+    return f"{table.stem}: {told}\n{out}"
 
 
 def rehearse_all() -> None:

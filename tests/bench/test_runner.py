@@ -145,6 +145,15 @@ def test_the_papers_second_order_solvers_cost_what_they_should(home, scheduler, 
     assert json.loads(records(home / scheduler)["cfg/000000.json"])["nfe"] == 2 * STEPS
 
 
+def test_the_scheduler_of_stock_stable_diffusion_with_a_plan_of_the_paper(home):
+    """PNDM calls the network once more than it has steps; each call follows the plan of its step."""
+    model = {"source": "model", "scheduler": "PNDMScheduler", "scheduler_options": {"skip_prk_steps": True}}
+    methods = [METHODS[0], {"name": "THG", "policy": "thg", "coarse": [0, 1, 3], "cutoff": 5}]
+    quietly(config_in(home, model=model, methods=methods, count=2), home / "pndm")
+    nfe = {name: json.loads(records(home / "pndm")[f"{name}/000000.json"])["nfe"] for name in ("cfg", "thg")}
+    assert nfe == {"cfg": 2 * (STEPS + 1), "thg": STEPS + 1 + 4}
+
+
 def test_a_method_with_a_scheduler_of_its_own_is_the_model_with_that_scheduler(home, whole):
     euler = {"scheduler": "EulerDiscreteScheduler", "scheduler_options": {"timestep_spacing": "trailing"}}
     methods = [METHODS[0], {**METHODS[0], "name": "Euler", "steps": 4, **euler}, METHODS[2]]
