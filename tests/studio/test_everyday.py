@@ -154,6 +154,18 @@ def test_the_estimate_is_shown_and_stays_in_the_history(opened):
     expect(page.locator("#history small")).to_contain_text("· est. ")
 
 
+@pytest.mark.browser
+def test_little_time_saved_is_explained(opened):
+    page = opened()
+    remark = """async ([plain, thg]) => {
+      const { remark } = await import("/static/js/stage.js");
+      return remark({ sides: { plain: { nfe: 100, seconds: plain }, thg: { nfe: 60, seconds: thg } } });
+    }"""
+    assert page.evaluate(remark, [10, 6.5]) == ""
+    for seconds in (9, 11):
+        assert page.evaluate(remark, [10, seconds]).startswith("Less time was saved than evaluations: a network this")
+
+
 def test_advice_for_the_page_is_for_people(studio):
     with studio.client() as client:
         answer = client.post("/api/plan", json=plan_wish(steps=30, plan={"kind": "paper", "preset": "sd15"}))
