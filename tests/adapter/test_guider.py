@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from diffusers import ClassifierFreeGuidance, StableDiffusion3AutoBlocks
+from diffusers import ClassifierFreeGuidance, PyramidAttentionBroadcastConfig, StableDiffusion3AutoBlocks
+from diffusers.hooks import apply_pyramid_attention_broadcast
 from diffusers.modular_pipelines import BlockState
 
 import thg
@@ -72,30 +73,58 @@ def test_its_configuration_round_trips(tmp_path):
     assert guider.new(guidance_scale=2.0).guidance_scale == 2.0
 
 
-def test_in_a_modular_pipeline_it_equals_enable():
-    source = thg.shipped_pipeline("flow")
-    call = {"num_inference_steps": STEPS, "output_type": "np"}
+CALL = {"num_inference_steps": STEPS, "output_type": "np"}
 
-    def modular(guider):
-        pipe = StableDiffusion3AutoBlocks().init_pipeline()
-        parts = {k: v for k, v in source.components.items() if v is not None and k in pipe.component_names}
-        pipe.update_components(**parts, guider=guider)
-        pipe.set_progress_bar_config(disable=True)
-        generator = torch.Generator().manual_seed(0)
-        return np.asarray(
-            pipe(prompt="a bag", negative_prompt="", height=32, width=32, generator=generator, output="images", **call)
-        )
 
-    source.set_progress_bar_config(disable=True)
-    plain = modular(ClassifierFreeGuidance(guidance_scale=4.0))
+@pytest.fixture(scope="module")
+def source():
+    pipe = thg.shipped_pipeline("flow")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def modular(source, guider):
+    """A picture by a modular pipeline with these components."""
+    pipe = StableDiffusion3AutoBlocks().init_pipeline()
+    parts = {k: v for k, v in source.components.items() if v is not None and k in pipe.component_names}
+    pipe.update_components(**parts, guider=guider)
+    pipe.set_progress_bar_config(disable=True)
+    noise = torch.Generator().manual_seed(0)
+    size = {"height": 32, "width": 32}
+    return np.asarray(pipe(prompt="a bag", negative_prompt="", generator=noise, output="images", **size, **CALL))
+
+
+def enabled(source, plan):
+    """The same by the pipeline itself."""
+    with thg.enabled(source, plan):
+        return source("a bag", guidance_scale=4.0, generator=torch.Generator().manual_seed(0), **CALL).images
+
+
+def test_in_a_modular_pipeline_it_equals_enable(source):
+    plain = modular(source, ClassifierFreeGuidance(guidance_scale=4.0))
     budget = thg.tapered(0.75)
     fixed = thg.tapered(0.75, corrector=0.0).plan(thg.Run.of(STEPS))
     found = []
     for plan, settings in ((fixed, {"plan": fixed}), (budget, {"nfe": 0.75, "scheduler": source.scheduler})):
-        with thg.enabled(source, plan):
-            generator = torch.Generator().manual_seed(0)
-            enabled = source("a bag", guidance_scale=4.0, generator=generator, **call).images
-        found.append(modular(thg.TortoiseHareGuidance(guidance_scale=4.0, **settings)))
-        np.testing.assert_allclose(found[-1], enabled, atol=1e-4)
+        found.append(modular(source, thg.TortoiseHareGuidance(guidance_scale=4.0, **settings)))
+        np.testing.assert_allclose(found[-1], enabled(source, plan), atol=1e-4)
         assert np.abs(found[-1] - plain).max() > 1e-4
     assert np.abs(found[0] - found[1]).max() > 1e-4  # the corrector acts
+
+
+def test_with_a_cache_in_the_network_it_equals_enable(source):
+    plan = thg.Plan(STEPS, (0, 1, 4))
+    without = enabled(source, plan)
+    config = PyramidAttentionBroadcastConfig(3, current_timestep_callback=lambda: 500)
+    apply_pyramid_attention_broadcast(source.transformer, config)
+    try:
+        with_cache = enabled(source, plan)
+        guider = thg.TortoiseHareGuidance(guidance_scale=4.0, plan=plan, scheduler=source.scheduler)
+        np.testing.assert_allclose(modular(source, guider), with_cache, atol=1e-4)
+    finally:
+        for module in source.transformer.modules():
+            registry = vars(module).get("_diffusers_hook")
+            for name in [] if registry is None else list(registry.hooks):
+                registry.remove_hook(name, recurse=False)
+    assert np.abs(with_cache - without).max() > 1e-3
+    np.testing.assert_array_equal(enabled(source, plan), without)

@@ -8,12 +8,14 @@ unconditional output from the conditional one.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from diffusers.guiders import ClassifierFreeGuidance
 
+from thg.adapter.caches import Caches, caches_for
 from thg.adapter.describe import describe
 from thg.adapter.terms import difference, unconditional
 from thg.errors import PlanError
@@ -60,10 +62,14 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         self._scheduler = scheduler
         self._guide: Guide | None = None
         self._evaluates = True
+        self._caches: dict[int, Caches] = {}  # inside the networks of the current run
+        self._call = ExitStack()  # the network call in progress, as its caches see it
 
     def set_state(self, step: int, num_inference_steps: int, timestep: torch.Tensor) -> None:
         if self._guide is None or step == 0 or self._step is None or step < self._step:
             self._guide = self._maker.guide(self._described(num_inference_steps))
+            self._call.close()
+            self._caches.clear()
         super().set_state(step, num_inference_steps, timestep)
         self._evaluates = not self._is_cfg_enabled() or self._guide.evaluates(step)
 
@@ -77,6 +83,21 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
     @property
     def num_conditions(self) -> int:
         return int(super().num_conditions) if self._evaluates else 1
+
+    def prepare_models(self, denoiser: torch.nn.Module) -> None:
+        super().prepare_models(denoiser)
+        self._call.close()
+        if self._guide is None:
+            return
+        if id(denoiser) not in self._caches:
+            self._caches[id(denoiser)] = caches_for(denoiser, self._guide)
+        caches = self._caches[id(denoiser)]
+        refresh = self._is_cfg_enabled() and self._evaluates
+        self._call.enter_context(caches.conditional(refresh) if self.is_conditional else caches.unconditional())
+
+    def cleanup_models(self, denoiser: torch.nn.Module) -> None:
+        self._call.close()
+        super().cleanup_models(denoiser)
 
     def forward(self, pred_cond: torch.Tensor, pred_uncond: torch.Tensor | None = None) -> Any:
         guide, step = self._guide, self._step
@@ -92,4 +113,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
                     (pred_uncond,) = unconditional(conditional, used)
         if step is not None and step == self._num_inference_steps - 1:
             self._guide = None  # the run is over: free its tensors
+            for caches in self._caches.values():
+                caches.empty()
+            self._caches.clear()
         return super().forward(pred_cond, pred_uncond)

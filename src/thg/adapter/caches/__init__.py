@@ -8,11 +8,13 @@ with leaps; both were chosen by measurement (docs/log.md):
 - In between, the cache acts on the conditional rows only, with its own schedule. The unconditional call is made
   separately, on an empty cache that is discarded afterwards, so that the cache counts the calls of one branch.
 
-In a run without leaps the cache is not changed. One module per cache library (`deepcache`, `cache_dit`, `hooks` of
-diffusers) implements how to make it compute everything and how to set its state aside; `known` combines them, `calls`
-uses them in a run, and `unknown` names other additions to a network, for the message when a leap fails.
+In a run without leaps the cache is not changed; in others it starts empty, and is left empty. One module per cache
+library (`deepcache`, `cache_dit`, `hooks` of diffusers) implements how to make it compute everything and how to set its
+state aside; `known` combines them, `calls` uses them in a run, and `unknown` names other additions to a network, which
+may be caches.
 """
 
-from thg.adapter.caches.calls import CachedNetwork
+from thg.adapter.caches.calls import CachedNetwork, caches_for
+from thg.adapter.caches.known import Caches
 
-__all__ = ["CachedNetwork"]
+__all__ = ["CachedNetwork", "Caches", "caches_for"]

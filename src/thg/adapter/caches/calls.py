@@ -18,28 +18,42 @@ from thg.plans.guide import Guide, Visitor
 _SHAPES = ("size", "shape", "dimension", "broadcast")  # words in error messages about mismatched shapes
 
 
+def caches_for(network: Any, guide: Guide) -> Caches:
+    """The caches of a network in a run with this guide, without what an interrupted run has left in them.
+
+    None if the guide does not leap: then the caches are not changed.
+    """
+    plan = guide.plan
+    if not _leaps(guide):
+        return Caches()
+    caches = find_caches(network, 1 if plan is None else plan.hare_order)
+    if caches and isinstance(guide, PredictsConditional):
+        raise UnsupportedPipelineError(
+            f"leap_both skips whole steps, and {caches.names[0]} inside this network counts them: use another "
+            "plan with it, such as thg.within(0.01), or disable it"
+        )
+    if caches and isinstance(guide, Visitor):
+        raise UnsupportedPipelineError(
+            f"calibration measures the network itself, and {caches.names[0]} is inside this one: disable it, "
+            "calibrate, and enable it again"
+        )
+    caches.empty()
+    return caches
+
+
+def _leaps(guide: Guide) -> bool:
+    return guide.plan is None or guide.plan.nfe < 2 * guide.plan.steps
+
+
 class CachedNetwork:
     """A network and the caches inside it, with one method for each kind of call."""
 
     def __init__(self, module: Any, guide: Guide) -> None:
         self._module = module
-        plan = guide.plan
-        self._leaps = plan is None or plan.nfe < 2 * plan.steps
-        self._caches = find_caches(module, 1 if plan is None else plan.hare_order) if self._leaps else Caches()
+        self._leaps, self._caches = _leaps(guide), caches_for(module, guide)
         self._checked = False
         self._form: tuple[float, list[torch.Size]] | None = None  # output rows per input row, and their shapes
         self.cache_names = self._caches.names
-        if self._caches and isinstance(guide, PredictsConditional):
-            raise UnsupportedPipelineError(
-                f"leap_both skips whole steps, and {self.cache_names[0]} inside this network counts them: use another "
-                "plan with it, such as thg.within(0.01), or disable it"
-            )
-        if self._caches and isinstance(guide, Visitor):
-            raise UnsupportedPipelineError(
-                f"calibration measures the network itself, and {self.cache_names[0]} is inside this one: disable it, "
-                "calibrate, and enable it again"
-            )
-        self.empty_caches()  # of what an interrupted run, or steps with all rows, have left there
 
     def conditional(self, call: Call, refresh: bool = False) -> Any:
         """The rows that run at each step. refresh: the caches compute everything, and keep it for later steps."""

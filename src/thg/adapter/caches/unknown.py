@@ -1,4 +1,4 @@
-"""Other additions to a network: named when a call with fewer rows fails, since a cache may be the reason."""
+"""Other additions to a network, which may be caches: named where thg cannot leap because of them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Outside(Policy):
             yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        if self.thg is not None:  # the run that infers a pipeline's layout does not leap if a cache is enabled
+        if self.thg is not None:  # with a cache, the run that infers a pipeline's layout evaluates one step more
             with enabled(pilot.pipe, tapered(self.thg)):
                 pilot.run()
         if "nfe" in known:
