@@ -284,6 +284,8 @@ def test_the_tables_of_the_page_on_more_speed_follow_from_the_results():
     assert page.count("<!-- end -->") == 2
     assert len(frontier["rows_of"](results, "flow")) > 30
     assert frontier["current"](page, results) == page, "write: python benchmarks/frontier.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert frontier["current_readme"](readme, results) == readme, "write: python benchmarks/frontier.py"
 
 
 # -- the notebook
