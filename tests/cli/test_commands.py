@@ -124,6 +124,7 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
     [
         (["generate"], "there is no prompt"),
         (["generate", "a bag", "--plan", "sd21"], "--plan 'sd21' is not"),
+        (["generate", "a bag", "--plan", "200%"], "--plan 200%: a tolerance lies above 0% and below 100%"),
         (["generate", "a bag", "--plan", "sd15", "--steps", "4"], "for 50 steps, and this run has 4; write --steps 50"),
         (["generate", "a bag", "--plan", "audioldm2"], "does not print the coarse grid"),
         (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),

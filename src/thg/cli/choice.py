@@ -36,8 +36,8 @@ def chosen_plan(text: str) -> Choice | bool:
     if text.endswith("%"):
         try:
             return within(tolerance(text))
-        except argparse.ArgumentTypeError as error:
-            raise PlanError(f"--plan {error}") from None
+        except argparse.ArgumentTypeError:
+            raise PlanError(f"--plan {text}: a tolerance lies above 0% and below 100%, such as 1%") from None
     budget = _number(text)
     if budget is not None:
         return tapered(budget)
