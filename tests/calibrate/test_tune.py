@@ -1,10 +1,14 @@
 """`thg.tune` on a shipped model: its planner is a value, and spends what the tolerance asks for."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 import thg
 from thg.errors import PlanError, ProfileError
 from thg.plans.guide import Run
+from thg.plans.response import Response
 
 PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat"]
 
@@ -13,10 +17,27 @@ def test_the_effort_follows_the_estimates():
     pipe = thg.shipped_pipeline("eps")
     tuned = thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)
     assert tuned == thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)  # nothing is remembered
-    assert tuned == thg.within(0.02, effort=tuned.effort)
+    assert tuned == thg.within(0.02, effort=tuned.effort)  # with the tapered shape, which this network is better with
     assert tuned.effort != 1.0
     with pytest.raises(thg.THGError, match="not enabled"):
         thg.summary(pipe)  # the pipeline is as it was
+
+
+def test_the_shape_follows_the_estimates(monkeypatch):
+    """As above, with a tapered shape that leaves the second half of a run to two evaluations."""
+    monkeypatch.setattr("thg.plans.fidelity.balanced", lambda run, count: (*range(count - 1), run.steps - 1))
+    tuned = thg.tune(thg.shipped_pipeline("eps"), PROMPTS, 0.02, steps=16, batch_size=3)
+    assert tuned == thg.within(0.02, effort=tuned.effort, shape="even")
+
+
+def test_even_leaps_by_choice():
+    run = replace(Run.of(50, 5.0), response=Response.one_step([0.02] * 50))
+    tapered, even = thg.within().plan(run), thg.within(shape="even").plan(run)
+    assert even.evaluations == tapered.evaluations
+    leaps = [b - a for a, b in pairwise(even.coarse)]
+    assert max(leaps) - min(leaps) <= 1 < max(b - a for a, b in pairwise(tapered.coarse)) - 1
+    with pytest.raises(PlanError, match="shape must be 'tapered' or 'even', not 'flat'"):
+        thg.within(shape="flat")
 
 
 def test_more_effort_is_more_evaluations():

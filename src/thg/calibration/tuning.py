@@ -1,13 +1,14 @@
 """`tune`: how many evaluations a network needs to stay within a tolerance, from the estimates of accelerated runs.
 
 `within` is independent of the network. A few runs with it show by their own error estimates whether this network needs
-more or fewer evaluations; no run of plain CFG is needed. The result is a planner, and no other state is kept: the same
+more or fewer evaluations, and whether even leaps suit it better; no run of plain CFG is needed. The result is a planner, and no other state is kept: the same
 planner always makes the same plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from thg.calibration.pipeline import Pipeline
 from thg.errors import ProfileError
 from thg.plans.fidelity import DEFAULT_ERROR, ORDER, Within, within
 
-ROUNDS = 2  # the second refines the number of evaluations that the first has found
+CLEARLY = 1.25  # even leaps are chosen if their estimated error is smaller by this factor
 QUANTILE = 0.95
 LEAST, MOST = 0.5, 3.0  # effort
 
@@ -34,7 +35,8 @@ def tune(
     seed: int = 0,
     call: Mapping[str, Any] | None = None,
 ) -> Within:
-    """A planner that keeps this pipeline within a tolerance: `thg.within` with the effort that this network needs.
+    """A planner that keeps this pipeline within a tolerance: `thg.within` with the effort and shape that this network
+    needs.
 
     Common arguments:
         prompts: one sample each; ten or more say something about the worst 5 %.
@@ -44,20 +46,25 @@ def tune(
     Advanced arguments:
         batch_size: prompts per run. seed: of the noise. call: further arguments of the pipeline's call.
 
-    Costs two accelerated runs per prompt. The result prints as the code to write: `within(0.01, effort=1.2)`.
+    Costs three accelerated runs per prompt. The result prints like the code to write: `within(0.01, effort=1.2)`.
     """
-    planner = within(error)
     subject = Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {})
     with subject.quiet():
-        for _ in range(ROUNDS):
-            seen = float(np.quantile(_estimates(subject, planner, batch_size), QUANTILE))
-            effort = planner.effort * (max(seen, 1e-9) / error) ** (1 / ORDER)
-            planner = within(error, effort=round(min(max(effort, LEAST), MOST), 2))
-    return planner
+        tapered, even = within(error), within(error, shape="even")
+        estimates = {planner: _estimated(subject, planner, batch_size) for planner in (tapered, even)}
+        planner = even if CLEARLY * estimates[even] < estimates[tapered] else tapered
+        planner = _adjusted(planner, estimates[planner])
+        return _adjusted(planner, _estimated(subject, planner, batch_size))  # refines the first adjustment
 
 
-def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[float]:
-    """The estimated error of each sample."""
+def _adjusted(planner: Within, estimated: float) -> Within:
+    """The planner with the effort that moves this estimate to the tolerance."""
+    effort = planner.effort * (max(estimated, 1e-9) / planner.error) ** (1 / ORDER)
+    return replace(planner, effort=round(min(max(effort, LEAST), MOST), 2))
+
+
+def _estimated(subject: Pipeline, planner: Within, batch_size: int) -> float:
+    """The error that 95 % of the samples stay within, by their own estimates."""
     errors: list[float] = []
     with enabled(subject.pipe, planner), torch.no_grad():
         for first in range(0, subject.samples, batch_size):
@@ -69,4 +76,4 @@ def _estimates(subject: Pipeline, planner: Within, batch_size: int) -> list[floa
                     "tune it with more steps, or choose a tolerance yourself: thg.within(0.003)"
                 )
             errors += report.estimated_error
-    return errors
+    return float(np.quantile(errors, QUANTILE))
