@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from ..plans.guide import Run
 from ..plans.plan import Plan
 
 Array = NDArray[np.float64]
+Shape = Literal["tapered", "even"]
 
 DEFAULT_ERROR = 0.01
 CORRECTOR = 0.85  # damped, because the error of the last leap is itself an estimate,
@@ -46,14 +48,16 @@ class Within:
 
     error: float = DEFAULT_ERROR
     effort: float = 1.0
+    shape: Shape = "tapered"
 
     def plan(self, run: Run) -> Plan:
         count = evaluations_within(self.error, run, self.effort)
-        coarse = balanced(run, count) if run.response is not None else even(run.steps, count)
+        tapered = self.shape == "tapered" and run.response is not None
+        coarse = balanced(run, count) if tapered else even(run.steps, count)
         return Plan(run.steps, coarse, corrector=CORRECTOR, slope=SLOPE)
 
 
-def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
+def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0, shape: Shape = "tapered") -> Within:
     """The default planner: as many evaluations as keep the result close to plain CFG's, for any number of steps.
 
     error: how far the final latents may be from plain CFG's with the same seed, relative to their norm. It is a target,
@@ -61,11 +65,14 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
         model) or 1.9 % (flow model). `summary(pipe).estimated_error` estimates the result after a run, and `thg.tune`
         adapts the plan to the worst 5 % of a given network.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
+    shape: "tapered" has short leaps at both ends of a run; "even" leaps are better on some networks; `thg.tune` compares.
     """
     check_error(error)
     if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0.1 <= effort <= 10:
         raise PlanError(f"effort must lie between 0.1 and 10, not {effort!r}; thg.tune(pipe, prompts) finds it")
-    return Within(float(error), float(effort))
+    if shape not in get_args(Shape):
+        raise PlanError(f"shape must be 'tapered' or 'even', not {shape!r}")
+    return Within(float(error), float(effort), shape)
 
 
 def check_error(error: float) -> None:
