@@ -1,8 +1,8 @@
 """`tune`: how many evaluations a network needs to stay within a tolerance, from the estimates of accelerated runs.
 
 `within` is independent of the network. A few runs with it show by their own error estimates whether this network needs
-more or fewer evaluations, and whether even leaps suit it better; no run of plain CFG is needed. The result is a planner, and no other state is kept: the same
-planner always makes the same plan.
+more or fewer evaluations, and whether even leaps suit it better; no run of plain CFG is needed. The result is a
+planner, and no other state is kept: the same planner always makes the same plan.
 """
 
 from __future__ import annotations
