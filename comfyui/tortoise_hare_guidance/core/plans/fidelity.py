@@ -65,7 +65,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0, shape: Shape = 
         model) or 1.9 % (flow model). `summary(pipe).estimated_error` estimates the result after a run, and `thg.tune`
         adapts the plan to the worst 5 % of a given network.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
-    shape: "tapered" has short leaps at both ends of a run; "even" leaps are better on some networks; `thg.tune` compares.
+    shape: "tapered" has short leaps at both ends of a run; "even" is better on some networks, which `thg.tune` finds.
     """
     check_error(error)
     if isinstance(effort, bool) or not isinstance(effort, int | float) or not 0.1 <= effort <= 10:
