@@ -106,6 +106,20 @@ def test_a_sampler_that_does_not_repeat_its_dry_run(eps):
     assert "plain guidance from call 2 on" in report(ours)
 
 
+def euler_with_a_restart(model, x, sigmas, extra_args, callback, disable):
+    for now, after in itertools.pairwise([*sigmas[:8], *sigmas[3:]]):
+        denoised = model(x, now.reshape(1), **extra_args)
+        x = denoised + after / now * (x - denoised)
+    return x
+
+
+def test_a_sampler_that_restarts(eps):
+    sampler = comfy.samplers.KSAMPLER(euler_with_a_restart)
+    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
+    guider = nodes_custom_sampler.CFGGuider.execute(with_thg(eps.model, evaluations=0.6), prompt, empty, 5.0)[0]
+    assert "plain guidance: the noise level falls and rises again" in report(custom(eps, guider, 12, sampler))
+
+
 def test_few_steps_are_all_evaluated(eps):
     assert "an error of 0.01 needs both branches at all 6 calls" in report(
         ksampler(eps, with_thg(eps.model), steps=6).latents

@@ -140,6 +140,17 @@ def test_context_windows(eps, schedule):
     assert result.psnr > ALIKE
 
 
+def test_a_part_of_the_run(eps):
+    result = compared(
+        eps, with_thg(eps.model, start_percent=0.3, end_percent=0.7), ksampler(eps, eps.model, steps=STEPS), steps=STEPS
+    )
+    marks = strip(result.ours.latents)
+    assert marks.startswith("●" * 9)
+    assert marks.endswith("●" * 9)
+    assert "·" in marks
+    assert result.psnr > ALIKE
+
+
 def test_the_steps_of_a_list(eps):
     result = ksampler(eps, with_thg(eps.model, steps="0-4, 6, 9-28:3"), steps=STEPS)
     assert strip(result.latents) == "●●●●●·●··" + "●··" * 7

@@ -22,6 +22,7 @@ from .core.plans.guide import Run
 from .core.plans.response import Response
 
 TINY = 1e-12
+BACK = 1.5  # steps; a sampler without restarts goes back by at most one (heunpp2)
 
 
 class DryRun:
@@ -55,6 +56,9 @@ class DryRun:
             matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
             calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
         run = calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
+        levels = self._sigmas.diff().sign()
+        if len({1.0, -1.0} & set(levels.tolist())) == 2 or np.diff(run.positions).min(initial=0.0) < -BACK:
+            raise ScheduleError("the noise level falls and rises again, and the guidance term changes with it")
         if self._own_formula and run.adds_noise:  # a predicted branch gave as little as 8 dB
             raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in its own formula")
         return calls, run

@@ -43,11 +43,13 @@ class Settings:
         assert run.times is not None
         high, low = percent_to_sigma(self.start_percent), percent_to_sigma(self.end_percent)
         inside = [k for k, sigma in enumerate(run.times) if low <= sigma <= high]
-        outside = set(range(run.steps)).difference(inside)
+        if not inside:
+            return Plan(run.steps, tuple(range(run.steps)))
+        start, end = inside[0], inside[-1] + 1
         of_calls = weights or (1.0,) * run.steps
-        plan = self._inside(_part(run, inside), [of_calls[k] for k in inside]) if inside else Plan(1, (0,))
-        coarse = outside | {inside[k] for k in plan.coarse if inside}
-        return replace(plan, steps=run.steps, coarse=tuple(sorted(coarse)), cutoff=run.steps)
+        plan = self._inside(run.part(start, end), of_calls[start:end])
+        coarse = (*range(start), *(start + k for k in plan.coarse), *range(end, run.steps))
+        return replace(plan, steps=run.steps, coarse=coarse, cutoff=run.steps)
 
     def _inside(self, run: Run, weights: Sequence[float]) -> Plan:
         if self.steps:  # a step may call the denoiser more than once
@@ -63,18 +65,6 @@ class Settings:
                 skipped = skippable(weights, run.steps - plan.evaluations)
                 plan = replace(plan, coarse=tuple(k for k in range(run.steps) if k not in skipped))
         return plan if self.corrector else replace(plan, corrector=0.0)
-
-
-def _part(run: Run, calls: list[int]) -> Run:
-    """A part of a run, for a planner."""
-    assert run.times is not None
-    return replace(
-        run,
-        steps=len(calls),
-        positions=tuple(run.positions[k] for k in calls),
-        times=tuple(run.times[k] for k in calls),
-        log_snr=None if run.log_snr is None else tuple(run.log_snr[k] for k in calls),
-    )
 
 
 def step_list(text: str) -> tuple[int, ...]:
