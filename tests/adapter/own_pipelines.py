@@ -305,6 +305,27 @@ class Keywords(TwoCalls):
         return self.unet(ids=torch.arange(3), moment=time, tokens=[state], text=embedding).sample
 
 
+class TimeFirstUNet(torch.nn.Module):
+    """A U-Net that takes its time first, one for each row."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, moments: Tensor, state: Tensor, text: Tensor) -> Transformer2DModelOutput:
+        return self.unet(state, moments, encoder_hidden_states=text)
+
+
+class TimeFirst(UncondFirst):
+    def run(self, state, time, embedding):
+        return self.unet(time.expand(len(state)), state, embedding).sample
+
+
+class TimeFirstTwoCalls(TwoCallsUncondFirst):
+    def run(self, state, time, embedding):
+        return self.unet(time, state, embedding).sample
+
+
 class PackingUNet(torch.nn.Module):
     """A U-Net whose output comes as tokens of 2x2 patches."""
 
@@ -367,6 +388,8 @@ NETWORKS = {
     NeedsBoth: BothUNet,
     Keywords: KeywordUNet,
     MixesRows: MixingUNet,
+    TimeFirst: TimeFirstUNet,
+    TimeFirstTwoCalls: TimeFirstUNet,
 }
 
 

@@ -60,6 +60,8 @@ LEARNED = {
     own.TwoCalls: "two calls, conditional first, w = 5",
     own.Keywords: "two calls, conditional first, w = 5",
     own.TwoCallsUncondFirst: "two calls, unconditional first, w = 5",
+    own.TimeFirst: "one call, unconditional first, w = 5",
+    own.TimeFirstTwoCalls: "two calls, unconditional first, w = 5",
     own.Packed: "one call, unconditional first, w = 5",
     own.LearnedVariance: "one call, unconditional first, w = 5",
     own.Rescaled: "one call, unconditional first, w = 5, rescaled",
@@ -73,6 +75,7 @@ SAME_AS_KNOWN = {kind: "rescaled" if kind is own.Rescaled else "" for kind in LE
     own.ThreeBranches: None,
     own.OffInTheMiddle: None,
     own.TwoCallsUncondFirst: None,  # its second step is evaluated, too
+    own.TimeFirstTwoCalls: None,
 }
 
 

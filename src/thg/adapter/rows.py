@@ -33,10 +33,8 @@ def first_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for name in _SAMPLE:
         if name in kwargs:
             return kwargs[name]
-    if args:
-        return args[0]
-    named = ((name, value) for name, value in kwargs.items() if not any(part in name for part in _NOT_BATCHED))
-    return next((value for _, value in named if is_sample(value)), next(iter(kwargs.values())))
+    named = [value for name, value in kwargs.items() if not any(part in name for part in _NOT_BATCHED)]
+    return next(filter(is_sample, (*args, *named)), next(iter((*args, *kwargs.values())), None))
 
 
 def is_sample(value: Any) -> bool:
@@ -49,7 +47,9 @@ def is_sample(value: Any) -> bool:
 def count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Rows in the batch of a network call."""
     sample = first_input(args, kwargs)
-    return len(sample) if isinstance(sample, list | tuple) else int(sample.shape[0])
+    if not isinstance(sample, list | tuple) and not (isinstance(sample, Tensor) and sample.ndim):
+        raise UnsupportedPipelineError(f"thg finds no {_SAMPLE[0]} among the arguments of this network's call")
+    return len(sample)
 
 
 def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -57,7 +57,19 @@ def timestep(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for name in _TIME:
         if name in kwargs:
             return kwargs[name]
-    return args[1] if len(args) > 1 else None
+    place = _places(args)[1]
+    return args[place] if place < len(args) else None
+
+
+def _places(args: Sequence[Any]) -> tuple[int, int]:
+    """The places of the sample and of the time among the positional arguments; the usual ones if they are not found."""
+    sample = next((place for place, value in enumerate(args) if is_sample(value)), 0)
+    time = next((place for place, value in enumerate(args) if place != sample and _is_time(value)), 1)
+    return sample, time
+
+
+def _is_time(value: Any) -> bool:
+    return value.ndim < 2 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
 def with_sample(
@@ -65,7 +77,7 @@ def with_sample(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with another sample and time."""
     positional, named = own_lists(args, kwargs)
-    for names, place, value in ((_SAMPLE, 0, sample), (_TIME, 1, time)):
+    for names, place, value in zip((_SAMPLE, _TIME), _places(args), (sample, time), strict=True):
         name = next((name for name in names if name in named), None)
         if name is not None:
             named[name] = value

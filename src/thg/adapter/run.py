@@ -270,7 +270,7 @@ class PipelineRun:
                 "branches; thg follows the thread that calls the pipeline"
             )
         if not self.sections and not self.failed:
-            return "no network call of this run was seen"
+            return "no network call was seen before the pipeline returned (a generator that it returns is not followed)"
         return ""
 
 
