@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CORRECTED = 0.4  # the fraction that remains at the end of a run with the corrector,
-HIGHER_ORDER = 1.15  # this factor more under a scheduler of higher order,
+CORRECTED = 0.34  # the fraction that remains at the end of a run with the corrector,
 UNCORRECTED = 0.9  # without the corrector,
 UNKNOWN = 0.5  # and if the response of the solver is unknown
 

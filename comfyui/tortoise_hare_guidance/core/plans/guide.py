@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..plans import hare
-from ..plans.estimate import CORRECTED, HIGHER_ORDER, UNCORRECTED, UNKNOWN, Estimate
+from ..plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from ..plans.plan import Plan
 from ..plans.response import Response
 
@@ -240,7 +240,6 @@ def _estimate(plan: Plan, run: Run) -> Estimate | None:
     if run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
         return None
     share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
-    share *= HIGHER_ORDER if run.order > 1 else 1.0
     return Estimate(share * abs(run.guidance_scale - 1))
 
 
