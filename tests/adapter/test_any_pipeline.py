@@ -162,6 +162,7 @@ def test_a_second_call_with_all_branches_in_a_later_step(known, noise):
     plain = pipe(WORDS, W, STEPS, noise)
     with thg.enabled(pipe, LEAP):
         found = pipe(WORDS, W, STEPS, noise)
+        assert thg.summary(pipe).note.startswith("the rest of this run was plain CFG: it calls its network")
         assert "more than once in a step" in thg.summary(pipe).note
     assert own.psnr(found, plain).min() > 20
 

@@ -241,7 +241,8 @@ class PipelineRun:
         if self.sections and self._lesson.layout is None and uncounted:
             because = because or "its layout could not be learned, since no step of its scheduler was seen"
         if because:
-            notes = {f"this run was plain CFG: {because}": None}
+            skipped = any(sum(section.evaluations) < sum(section.plain_evaluations) for section in self.sections)
+            notes = {f"{'the rest of ' if skipped else ''}this run was plain CFG: {because}": None}
         elif complaint := self._lesson.complaint():
             notes[f"this result may be wrong, and further runs will be plain CFG: {complaint}"] = None
         notes[self._note_on_calls()] = None
