@@ -35,8 +35,8 @@ SECOND_ORDER = 1.1  # ... a higher-order scheduler needs this factor more ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this factor more without the corrector
 
-START, START_WIDTH = 1.75, 0.22  # additional density of evaluations at the start of a run, and over which share of it
-END, END_WIDTH = 2.0, 0.13
+START, START_WIDTH = 2.0, 0.2  # additional density of evaluations at the start of a run, and over which share of it
+END, END_WIDTH = 2.0, 0.12
 TINY = 0.1  # in average steps: no evaluation is spent on the end of a run that moves the state by less
 LONGEST_RUN = 1000  # in steps, that is chosen for a budget
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
