@@ -20,7 +20,8 @@ from thg.adapter.scheduler_table import SCHEDULERS
 
 MOST_WAITS = 2  # of thg in a run
 STEPS = 6
-LEAPS = thg.uniform(nfe=0.75, corrector=0.7)  # leaps that the corrector acts on, at few steps
+LEAPS = thg.within(0.2)  # the default planner with a tolerance that leaves leaps at few steps
+PRECISIONS = [torch.float32, torch.bfloat16]
 
 torch.set_num_threads(1)
 
@@ -68,15 +69,16 @@ def check(case: Case, plan: Any, steps: int = STEPS) -> Tensor:
     return output
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family):
-    """In bfloat16, what people use on accelerators."""
-    # with random weights the branches of this one differ by less than bfloat16 rounds: nothing to learn a layout from
-    dtype = torch.float32 if family == "HunyuanVideo 1.5" else torch.bfloat16
-    check(on(NAME, FAMILIES[family](), dtype), LEAPS)
+def test_every_family(family, dtype):
+    if family == "HunyuanVideo 1.5" and dtype == torch.bfloat16:
+        pytest.skip("with random weights its branches differ by less than bfloat16 rounds: no layout can be learned")
+    steps = 3 * STEPS if family == "SD img2img, strength 0.35" else STEPS
+    check(on(NAME, FAMILIES[family](), dtype), LEAPS, steps)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("family", ["SD 1.5", "SD3", "Flux with true CFG", "Wan 2.1"])
 def test_the_default_plan_has_the_numbers_of_the_cpu(family, dtype):
     found = check(on(NAME, FAMILIES[family](), dtype), None, steps=20)
@@ -94,7 +96,7 @@ def with_scheduler(name: str) -> Case:
     return case
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if row.option])
 def test_every_scheduler(name, dtype):
     check(on(NAME, with_scheduler(name), dtype), LEAPS)
