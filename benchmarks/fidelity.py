@@ -2,6 +2,7 @@
 
     python benchmarks/fidelity.py --samples 60 --out results/fidelity
     python benchmarks/fidelity.py --samples 16 --other profile
+    python benchmarks/fidelity.py --samples 16 --models eps --schedulers EulerAncestralDiscreteScheduler
 
 The other plan is 0.1.0's default, or that of the model's profile for the same tolerance. For each model, scheduler,
 number of steps and guidance scale: the share of plain CFG's evaluations; PSNR of the picture to plain CFG's, mean and
@@ -101,11 +102,11 @@ class Model:
         return cell
 
 
-def cells(models: list[str], steps: list[int], scales: list[float]) -> Iterator[tuple[Any, str, int, float]]:
-    for model in models:
-        schedulers = (FIRST_ORDER[model], *SECOND_ORDER)
-        own = [DEFAULT_GUIDANCE[model], *scales]  # type: ignore[index]
-        yield from product((model,), schedulers, steps, own)
+def cells(options: argparse.Namespace) -> Iterator[tuple[Any, str, int, float]]:
+    for model in options.models:
+        schedulers = options.schedulers or (FIRST_ORDER[model], *SECOND_ORDER)
+        scales = [DEFAULT_GUIDANCE[model], *options.scales]
+        yield from product((model,), schedulers, options.steps, scales)
 
 
 def table(found: list[dict[str, Any]], other: str) -> str:
@@ -136,7 +137,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
     parser.add_argument("--scales", type=float, nargs="*", default=[7.5], help="besides the model's own")
-    parser.add_argument("--schedulers", nargs="*", default=[], help="such as UniPCMultistepScheduler (default: three)")
+    parser.add_argument(
+        "--schedulers", nargs="*", default=[], help="such as UniPCMultistepScheduler (default: three per model)"
+    )
     parser.add_argument("--other", choices=("0.1.0", "profile"), default="0.1.0", help="what stands beside the default")
     parser.add_argument("--out", type=Path, default=Path("results/fidelity"))
     options = parser.parse_args()
@@ -144,9 +147,7 @@ def main() -> None:
     models: dict[str, Model] = {}
     found = []
     other = options.other
-    for name, scheduler, steps, scale in cells(options.models, options.steps, options.scales):
-        if options.schedulers and scheduler not in options.schedulers:
-            continue
+    for name, scheduler, steps, scale in cells(options):
         path = options.out / f"{name}-{scheduler}-{steps}-{scale:g}-{options.samples}-{other}.json"
         if not path.exists():
             model = models.setdefault(name, Model(name, options.samples, options.batch_size))

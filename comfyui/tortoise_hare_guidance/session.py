@@ -140,7 +140,7 @@ class Session:
         calls, run = dry.run()
         if no_corrector:
             run = replace(run, response=None, no_response=no_corrector)
-        plan = self.settings.plan(run, percent_to_sigma, calls.weights)
+        plan = self.settings.plan(run, percent_to_sigma)
         self._known = Known(calls, run, plan)
         if self.settings.by_error and plan.evaluations == run.steps:
             self.note = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .core.errors import PlanError
@@ -11,7 +11,6 @@ from .core.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
 from .core.plans.guide import Run
 from .core.plans.plan import Plan
 from .core.plans.planners import tapered
-from .noise import skippable
 
 LEAST = 0.501  # share: the conditional branch always runs, and the unconditional one at least once
 
@@ -38,20 +37,19 @@ class Settings:
         """Is it the error that determines the plan?"""
         return bool(self.error) and not self.evaluations and not self.steps
 
-    def plan(self, run: Run, percent_to_sigma: Callable[[float], float], weights: Sequence[float] | None) -> Plan:
-        """The plan of a run whose `times` are noise levels; weights: of its calls in the final state, if known."""
+    def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
+        """The plan of a run whose `times` are noise levels."""
         assert run.times is not None
         high, low = percent_to_sigma(self.start_percent), percent_to_sigma(self.end_percent)
         inside = [k for k, sigma in enumerate(run.times) if low <= sigma <= high]
         if not inside:
             return Plan(run.steps, tuple(range(run.steps)))
         start, end = inside[0], inside[-1] + 1
-        of_calls = weights or (1.0,) * run.steps
-        plan = self._inside(run.part(start, end), of_calls[start:end])
+        plan = self._inside(run.part(start, end))
         coarse = (*range(start), *(start + k for k in plan.coarse), *range(end, run.steps))
         return replace(plan, steps=run.steps, coarse=coarse, cutoff=run.steps)
 
-    def _inside(self, run: Run, weights: Sequence[float]) -> Plan:
+    def _inside(self, run: Run) -> Plan:
         if self.steps:  # a step may call the denoiser more than once
             listed = (k for k, position in enumerate(run.positions) if int(position) in self.steps)
             plan = Plan(run.steps, tuple(sorted({0, *listed})), corrector=CORRECTOR)
@@ -61,9 +59,6 @@ class Settings:
             plan = within(self.error).plan(run) if self.error else Plan(run.steps, tuple(range(run.steps)))
         if run.adds_noise:  # terms with different noise cannot be extrapolated: the last one is held
             plan = replace(plan, hare_order=1)
-            if self.by_error:
-                skipped = skippable(weights, run.steps - plan.evaluations)
-                plan = replace(plan, coarse=tuple(k for k in range(run.steps) if k not in skipped))
         return plan if self.corrector else replace(plan, corrector=0.0)
 
 

@@ -43,6 +43,16 @@ def test_the_steps_hardly_change_the_number_of_evaluations_and_the_tolerance_doe
     assert scales[0] == scales[1] < scales[2]
 
 
+def test_light_calls_of_the_later_half_are_skipped_if_noise_is_added():
+    run = replace(Run.of(20, 5.0), adds_noise=True)
+    assert thg.within().plan(run).coarse == (*range(10), 11, 13, 15, 17, 18, 19), "not below the number of evaluations"
+    weights = np.ones(40)
+    weights[[24, 25, 30]] = 1.5
+    heavy = thg.within().plan(replace(Run.of(40, 5.0), adds_noise=True, weights=tuple(weights)))
+    assert set(range(40)) - set(heavy.coarse) == {20, 22, 26, 28, 31, 33, 35, 37}
+    assert thg.within(0.05).plan(replace(run, steps=20)).evaluations < 14, "more error, and even leaps"
+
+
 def test_a_tolerance_of_almost_nothing_is_plain_guidance():
     assert thg.within(1e-9).plan(Run.of(30, 5.0)).coarse == tuple(range(30))
 

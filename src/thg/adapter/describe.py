@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thg.adapter.host import host_copy
-from thg.adapter.response import scheduler_response
+from thg.adapter.response import Measured, scheduler_response
 from thg.adapter.scheduler_table import adds_noise, order_of
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
@@ -23,16 +23,17 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     scheduler, calls = host_copy(scheduler, timesteps, first)
     times = [float(t) for t in calls]
     place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
-    response, reason = (None, obstacle) if obstacle else scheduler_response(scheduler, calls)
+    measured = Measured(reason=obstacle) if obstacle else scheduler_response(scheduler, calls)
     return Run(
         steps=len(times),
         positions=tuple(place[t] for t in times),
         log_snr=_log_snr(scheduler, times),
         times=tuple(times),
-        response=response,
-        no_response=reason,
+        response=measured.response,
+        no_response=measured.reason,
         order=order_of(scheduler),
-        adds_noise=adds_noise(scheduler) or ADDS_NOISE in reason,
+        adds_noise=adds_noise(scheduler) or ADDS_NOISE in measured.reason,
+        weights=measured.weights,
     )
 
 

@@ -1,37 +1,49 @@
 """The response of a diffusers scheduler to the network's outputs, measured by one pass of a copy over its calls.
 
 Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry; two
-further entries show whether the scheduler is linear and free of noise.
+further entries show whether the scheduler is linear and free of noise. If it adds noise, the weights of the outputs in
+the final state follow from the difference to a pass with the same noise and outputs of zero.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thg.adapter.scheduler_table import adds_noise
-from thg.plans.response import Response, probe
+from thg.plans.response import ADDS_NOISE, Response, probe
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
 
-_cache: OrderedDict[Any, Response | str] = OrderedDict()
+
+@dataclass(frozen=True)
+class Measured:
+    """response: None for the `reason`. weights: of the outputs in the final state, None if they are unknown."""
+
+    response: Response | None = None
+    reason: str = ""
+    weights: tuple[float, ...] | None = None
 
 
-def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> tuple[Response | None, str]:
-    """The response over the calls at these times, or None and the reason. The scheduler is a copy on the CPU."""
+_cache: OrderedDict[Any, Measured] = OrderedDict()
+
+
+def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> Measured:
+    """The response over the calls at these times. The scheduler is on the CPU."""
     key = _key(scheduler, times)
-    response = _cache.get(key)
-    if response is None:
-        response = _measure(scheduler, times)
-        _cache[key] = response
+    measured = _cache.get(key)
+    if measured is None:
+        measured = _cache[key] = _measure(scheduler, times)
         if len(_cache) > REMEMBERED:
             _cache.popitem(last=False)
-    return (None, response) if isinstance(response, str) else (response, "")
+    return measured
 
 
 def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
@@ -43,26 +55,39 @@ def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
     return type(scheduler), state, tuple(float(t) for t in times)
 
 
-def _measure(scheduler: Any, times: Sequence[Tensor]) -> Response | str:
+def _measure(scheduler: Any, times: Sequence[Tensor]) -> Measured:
     name = type(scheduler).__name__
-    if adds_noise(scheduler):
-        return f"{name} adds noise at every step"
     if len(times) > LONGEST:
-        return f"a run of {len(times)} network calls is too long for it"
+        return Measured(reason=f"a run of {len(times)} network calls is too long for it")
+    if adds_noise(scheduler):
+        return Measured(None, f"{name} {ADDS_NOISE} at every step", _weights_despite_noise(scheduler, times))
     try:
-        states, scales = _pass(scheduler, times)
+        states, scales = _pass(scheduler, times, torch.from_numpy(probe(len(times))))
     except Exception as error:
-        return f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
+        return Measured(reason=f"{name} could not be run on unit vectors ({type(error).__name__}: {error})")
     response = Response.measured(states.numpy(), scales.numpy())
-    return f"{name} {response}" if isinstance(response, str) else response
+    if isinstance(response, Response):
+        return Measured(response, weights=response.final)
+    weights = _weights_despite_noise(scheduler, times) if response == ADDS_NOISE else None
+    return Measured(None, f"{name} {response}", weights)
 
 
-def _pass(scheduler: Any, times: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The states after each call, one row each, and the factors on the network's inputs."""
-    count = len(times)
-    outputs = torch.from_numpy(probe(count))
-    state = torch.zeros(1, 1, count + 2, dtype=torch.float64)  # some schedulers look for a channel dimension
-    rows, scales = [], torch.ones(count, dtype=torch.float64)
+def _weights_despite_noise(scheduler: Any, times: Sequence[Tensor]) -> tuple[float, ...] | None:
+    outputs = torch.from_numpy(probe(len(times)))
+    try:
+        states, noise = (_pass(scheduler, times, given)[0] for given in (outputs, torch.zeros_like(outputs)))
+    except Exception:
+        return None
+    response = Response.measured((states - noise).numpy())
+    return response.final if isinstance(response, Response) else None
+
+
+def _pass(scheduler: Any, times: Sequence[Tensor], outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The states after each call, one row each, and the factors on the network's inputs. The noise is the same in each
+    pass."""
+    scheduler = copy.deepcopy(scheduler)
+    state = torch.zeros(1, 1, outputs.shape[1], dtype=torch.float64)  # some schedulers look for a channel dimension
+    rows, scales = [], torch.ones(len(times), dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for call, (time, output) in enumerate(zip(times, outputs, strict=True)):
             if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some schedulers require it

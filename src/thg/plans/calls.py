@@ -61,6 +61,7 @@ class Calls:
             response=self.response,
             no_response=self.no_response,
             adds_noise=self.adds_noise,
+            weights=self.weights,
         )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError
 from thg.plans.guide import Run
+from thg.plans.noise import evaluated_despite_noise
 from thg.plans.plan import Plan
 
 Array = NDArray[np.float64]
@@ -33,6 +34,8 @@ GUIDANCE = 0.3  # ... above guidance scale 5 they grow with this power of w - 1,
 SECOND_ORDER = 1.1  # ... a higher-order scheduler needs this factor more ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this factor more without the corrector
+
+EVEN_DESPITE_NOISE = 0.02  # the error of evenly spread evaluations if the scheduler adds noise, however many
 
 START, START_WIDTH = 2.0, 0.2  # additional density of evaluations at the start of a run, and over which share of it
 END, END_WIDTH = 2.0, 0.12
@@ -51,8 +54,12 @@ class Within:
 
     def plan(self, run: Run) -> Plan:
         count = evaluations_within(self.error, run, self.effort)
-        tapered = self.shape == "tapered" and run.response is not None
-        coarse = balanced(run, count) if tapered else even(run.steps, count)
+        if run.adds_noise and self.error < EVEN_DESPITE_NOISE:
+            coarse = evaluated_despite_noise(run, count)
+        elif self.shape == "tapered" and run.response is not None:
+            coarse = balanced(run, count)
+        else:
+            coarse = even(run.steps, count)
         return Plan(run.steps, coarse, corrector=CORRECTOR, slope=SLOPE)
 
 

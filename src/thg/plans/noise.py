@@ -1,0 +1,30 @@
+"""Which evaluations a run that adds noise can do without.
+
+New noise changes the guidance term in ways that no prediction knows, so every skipped evaluation costs about the same
+error, however short the leap, times the weight of the call in the final state. Early in a run such an error may lead to
+another picture, and nothing repairs one in the last step. So the light calls of the later half are skipped, no two in a
+row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from thg.plans.guide import Run
+
+LATER = 0.5  # the share of the calls before that
+LOUD = 1.2  # median weights; calls with more than that are not skipped
+
+
+def evaluated_despite_noise(run: Run, count: int) -> tuple[int, ...]:
+    """At least `count` calls: all but the lightest."""
+    sizes = np.abs(run.weights or (1.0,) * run.steps)
+    first = math.ceil(LATER * run.steps)
+    light = [call for call in range(first, run.steps - 1) if sizes[call] <= LOUD * np.median(sizes[first:])]
+    skipped: set[int] = set()
+    for call in sorted(light, key=lambda call: float(sizes[call])):
+        if len(skipped) < run.steps - count and not skipped & {call - 1, call + 1}:
+            skipped.add(call)
+    return tuple(call for call in range(run.steps) if call not in skipped)
