@@ -124,10 +124,12 @@ class RisingScale(UncondFirst):
 class ThreeBranches(OwnPipeline):
     """Led away from the neutral prompt and, a little, from another one."""
 
+    pull = -0.5
+
     def direction(self, state, time, wanted, neutral, w, number):
         other = self.embed(["a pale sandal"] * len(state))
         c, o, u = self.run(torch.cat([state] * 3), time, torch.cat([wanted, other, neutral])).chunk(3)
-        return u + w * (c - u) - 0.5 * (o - u)
+        return u + w * (c - u) + self.pull * (o - u)
 
 
 class Rescaled(UncondFirst):

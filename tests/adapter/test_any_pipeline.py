@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import KDPM2AncestralDiscreteScheduler, RePaintScheduler, StableDiffusionPipeline
 from torch import Tensor
 
 import thg
@@ -217,6 +217,49 @@ def test_a_loop_that_skips_time_steps(known, noise):
     with thg.enabled(pipe, LEAP):
         assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
         assert "skips time steps of its scheduler" in thg.summary(pipe).note
+
+
+def test_times_that_go_back():
+    """RePaint repeats steps: plain CFG from its first step on. Times that are rounded to both sides do not go back."""
+    repaint = RePaintScheduler()
+    repaint.set_timesteps(20, jump_length=2, jump_n_sample=2)
+    rounded = KDPM2AncestralDiscreteScheduler(use_karras_sigmas=True)
+    rounded.set_timesteps(50)
+    for scheduler, left in ((repaint, True), (rounded, False)):
+        times = scheduler.timesteps.tolist()
+        assert Schedule(times, scheduler.timesteps).left_at(0, scheduler.timesteps[0]) is left
+
+
+def test_the_plan_is_made_for_the_measured_scale(known, noise):
+    """No name tells it. The plan is that of the pipeline which does, whatever ran before."""
+    pipe = own.build(own.UncondFirst, known)
+    plans = {}
+    with thg.enabled(known):
+        for w in (5.0, 12.0):
+            known(WORDS, guidance_scale=w, num_inference_steps=20, latents=noise, output_type="latent")
+            plans[w] = thg.summary(known).plan
+    assert len(plans[12.0].coarse) > len(plans[5.0].coarse)
+    with thg.enabled(pipe):
+        for w in (5.0, 12.0):
+            pipe(WORDS, w, 20, noise)
+            summary = thg.summary(pipe)
+            assert summary.plan == plans[w]
+            assert summary.learned.endswith(f"w = {w:g}")
+            assert summary.estimated_error is not None
+
+
+def test_more_branches_are_judged_in_each_run(known, noise):
+    """Whether two prompts are added up depends on the scales."""
+    pipe = own.build(own.ThreeBranches, known)
+    with thg.enabled(pipe, LEAP):
+        leapt = pipe(WORDS, W, STEPS, noise)
+        assert thg.summary(pipe).saved > 0
+        pipe.pull = 3.0
+        pipe(WORDS, W, STEPS, noise)
+        assert "adds up several prompts" in thg.summary(pipe).note
+        assert thg.summary(pipe).saved == 0
+        pipe.pull = own.ThreeBranches.pull
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), leapt)
 
 
 def test_times_on_a_device_are_known_by_their_place():

@@ -48,7 +48,7 @@ class Caller:
 
     def guidance_scale(self) -> float | None:
         """w, if it is a single number."""
-        scale = self.local("true_cfg_scale")
+        scale = self.local("true_cfg_scale", "true_cfg")
         if scale is None:
             scale = getattr(self.pipe, "_guidance_scale", None)
         if scale is None:

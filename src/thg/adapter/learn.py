@@ -115,7 +115,11 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True, off=True)
         return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
     if sum(share > SURE for share in shares) > 1:
-        return Unclear("it adds up several prompts; where they contradict each other, their guidance changes too fast")
+        return Unclear(
+            "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
+            "each other, their guidance changes too fast",
+            again=True,
+        )
     if numbers.spread > abs(w - 1) / 2:
         return Unclear("its samples are combined in different ways")
     if reading.branches.others:

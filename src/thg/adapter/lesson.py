@@ -53,7 +53,7 @@ class Lesson:
         self.given = self.layout = layout
         self.refusal = ""  # why this pipeline always runs as plain CFG
         self._proven = False  # the given layout was checked, or cannot be
-        self._has_leapt = False
+        self.has_leapt = False  # the network has run with a part of its branches
         self._has_guider = False  # an object that may combine the branches differently at each step
         self._unguided: object = None  # the shapes of a step without guidance in the current run
         self.unseen = ""  # description of such a step, if its shapes do not fit
@@ -116,6 +116,19 @@ class Lesson:
         """A description of the inferred layout."""
         return "" if self._known is None else self._known.learned.words
 
+    @property
+    def w(self) -> float | None:
+        """The guidance scale of the step that the layout was inferred from."""
+        return None if self._known is None else self._known.learned.w
+
+    def infers_anew(self, scale: float | None) -> bool:
+        """Whether the known layout has to be inferred again in each run.
+
+        That is so if the pipeline does not tell its guidance scale, which the plan depends on, and with more than two
+        branches, whose order depends on their scales. The plan of a run then does not depend on earlier runs.
+        """
+        return self._known is not None and (scale is None or len(self._known.learned.layout.branches) > 2)
+
     def refuse(self, why: str) -> str:
         """Makes all further runs of this pipeline plain CFG."""
         self.refusal = why
@@ -129,20 +142,21 @@ class Lesson:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-            if self._has_leapt:
+            if self.has_leapt:
                 raise
             why = f"its network does not run with a part of its branches ({type(error).__name__}: {error})"
             raise UnsupportedPipelineError(self.refuse(why)) from error
-        self._has_leapt = True
+        self.has_leapt = True
 
-    def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> str | None:
+    def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any, anew: bool = False) -> str | None:
         """Infers the layout from a guided step, or checks the step against the known one.
 
-        Returns why the run must not leap, "" if it may, and None if there is no guidance in this step.
+        anew: infer it even if it is known. Returns why the run must not leap, "" if it may, and None if there is no
+        guidance in this step.
         """
         calls = outputs_of(seen)
         known = self._known
-        if known is not None and known.telling:
+        if known is not None and known.telling and not anew:
             layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
             if ratio == known.ratio:
                 return _mixed(seen, layout)
@@ -178,8 +192,9 @@ class Lesson:
                 calls = outputs_of(seen)
                 telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
                 telling = telling or isinstance(found.layout, Sequential)
+                if self._known is None and not self._has_guider:
+                    self._guarded = found
                 _known_by_class[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
-                self._guarded = None if self._has_guider else found
             return reason
         if _order(found.layout) != _order(self.given):
             return self.refuse(f"thg expected {_describe(self.given)}, and saw {found.words}")

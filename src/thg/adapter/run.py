@@ -95,11 +95,21 @@ class PipelineRun:
         return answer_batched(section, layout, caller, call, self._lesson.first_leap())
 
     def _undecided(self, section: Section, layout: Batched | Sequential, caller: Caller) -> bool:
-        """Is it unknown whether this call is guided until the step is made?"""
+        """Is it unknown whether this call is guided, or how, until the step is made?"""
+        if not self._settled and self._infers_anew(section):
+            return True
         if isinstance(layout, Sequential) or section.rows is not None:
             return False
         guided = section.guidance_is_on(caller)
         return guided is None or (not guided and self._lesson.shapes_tell) or self._lesson.place > 0
+
+    def _infers_anew(self, section: Section) -> bool:
+        return section.adapts and self._lesson.infers_anew(section.run.guidance_scale)
+
+    def _plan_for_scale(self, section: Section) -> None:
+        """Uses the guidance scale that was measured in this run, if the pipeline does not tell it."""
+        if section.run.guidance_scale is None and section.adapts and self._lesson.w is not None:
+            section.plan_for(self._maker, self._lesson.w)
 
     def _as_it_comes(self, call: Call) -> Any:
         """Makes a call without changes; it is counted when its step is made."""
@@ -140,7 +150,7 @@ class PipelineRun:
         undecided = self._rows_to_count > 0
         if not undecided and not section.guided_steps:
             return
-        verdict = self._lesson.judge(seen, passed, sample)
+        verdict = self._lesson.judge(seen, passed, sample, anew=undecided and self._infers_anew(section))
         if verdict is None and undecided:
             return  # a step without guidance
         self._settled = True
@@ -153,6 +163,7 @@ class PipelineRun:
         self.owner.acquire(self._pipe)
         if undecided and not self.plain_because:
             step, rows_to_count = section.step, self._rows_to_count
+            self._plan_for_scale(section)
             try:
                 self._replay(section, seen)
             except UnsupportedPipelineError as error:
@@ -185,7 +196,7 @@ class PipelineRun:
 
     def _try_alone(self, section: Section, layout: Batched, call: SeenCall) -> None:
         """Makes sure that a network that is not diffusers' own gives the same output for a part of its branches."""
-        if not is_foreign(call.call.module):
+        if self._lesson.has_leapt or not is_foreign(call.call.module):
             return
         with self._lesson.first_leap():
             differs = differs_alone(call.call, call.output, layout)
@@ -211,6 +222,8 @@ class PipelineRun:
         self.sections.append(Section(self._maker, caller, call, timesteps, rescales))
         if self._lesson.words:  # inferred from the scheduler's input, so each step is observed
             self.sections[-1].stepped = True
+        if self._settled:
+            self._plan_for_scale(self.sections[-1])
         return self.sections[-1]
 
     def close(self) -> None:

@@ -6,11 +6,14 @@ would then be followed at the wrong times.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+DETOUR = 1.1  # longest way through the times, relative to their span: some schedulers round times to both sides
 
 
 class Schedule:
@@ -22,7 +25,12 @@ class Schedule:
         self._first: float | None = None  # the time of the first call, or its place; None if it is not recognised
 
     def left_at(self, step: int, time: Any) -> bool:
-        """Is the call of this step at another time than the schedule's? False if that cannot be told."""
+        """Is the call of this step at another time than the schedule's? False if that cannot be told.
+
+        Also at the first step of a schedule that itself goes back in time, to repeat steps.
+        """
+        if step == 0 and self._goes_back():
+            return True
         if _on_host(time):
             found = float(time.reshape(-1)[0] if isinstance(time, Tensor) else time)
             known, expected = found == self._times[step], self._times[step]
@@ -33,6 +41,10 @@ class Schedule:
         if step == 0:
             self._first = found if known else None
         return step > 0 and self._first is not None and found != expected
+
+    def _goes_back(self) -> bool:
+        way = sum(abs(later - earlier) for earlier, later in itertools.pairwise(self._times))
+        return way > DETOUR * abs(self._times[-1] - self._times[0])
 
 
 def _on_host(time: Any) -> bool:

@@ -73,6 +73,16 @@ class Section:
         """Whether some of the steps may be skipped."""
         return self.plan is None or len(self.plan.coarse) < self.plan.steps
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the plan can be made again for a scale that is known after the first guided step."""
+        return isinstance(self.guide, HareGuide) and self.guide.plan.boost == 1
+
+    def plan_for(self, maker: GuideMaker, w: float) -> None:
+        """Makes the plan for a measured guidance scale; rounded, to be the same for all seeds."""
+        self.run = replace(self.run, guidance_scale=round(w, 1))
+        self._guide = maker.guide(self.run)
+
     def covers(self, caller: Caller, timesteps: Any) -> bool:
         """Does a call belong to this pass, or has the pipeline set new time steps?"""
         return all(own is now for own, now in zip(self.key, _key(caller, timesteps), strict=True))
