@@ -230,6 +230,10 @@ def test_reasons():
     assert "same output" in unclear(one(cond, cond), cond).why
     assert "guidance is off" in unclear(one(uncond, cond), cond.clone()).why
     assert "averaged" in unclear(one(uncond, cond), guided(cond, uncond, 0.5)).why
+    edit = branches(3)[2]  # editing begins after some steps: SEGA, safe latent diffusion
+    assert "has no effect in its first guided step" in unclear(one(uncond, cond, edit), guided(cond, uncond)).why
+    masked = torch.where(torch.arange(16) < 8, guided(cond, uncond), guided(cond, uncond, 1.5))
+    assert "combined in different ways" in unclear(one(uncond, cond), masked).why
     assert "no guidance in this step" in unclear([Outputs("unet", (cond[:1],))], cond[:1]).why
     assert not unclear([Outputs("unet", (cond[:1],))], cond[:1]).shapeless
     assert unclear(one(uncond, cond), guided(cond, uncond)[:, :, :5, :3]).shapeless

@@ -182,15 +182,14 @@ _register(
 _register(
     Refused("its unconditional output is used by more than the guidance formula (extra passes in each step)"),
     """
-    StableDiffusionAttendAndExcitePipeline StableDiffusionDiffEditPipeline StableDiffusionGLIGENTextImagePipeline
-    StableDiffusionPix2PixZeroPipeline StableDiffusionSAGPipeline
+    StableDiffusionAttendAndExcitePipeline StableDiffusionGLIGENTextImagePipeline StableDiffusionPix2PixZeroPipeline
+    StableDiffusionSAGPipeline
     """,
 )
 _register(
     Refused("its edit branches are guided one by one, with masks or momentum of their own"),
     """
-    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
-    SemanticStableDiffusionPipeline StableDiffusionPipelineSafe UniDiffuserPipeline
+    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL UniDiffuserPipeline
     """,
 )
 _register(

@@ -78,9 +78,12 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
     for conclusion in conclusions:
         if isinstance(conclusion, Unclear):
             return conclusion
+    closest = min(found.error for found in fits)
+    if closest < 1:
+        return Unclear("its pixels, tokens or frames are combined in different ways")
     return Unclear(
         f"no combination of its network outputs gives what it passes to scheduler.step ({_seen(calls, passed)}; the "
-        f"closest leaves {min(found.error for found in fits) * fit.ROUNDING:.1e} of it)"
+        f"closest leaves {closest * fit.ROUNDING:.1e} of it)"
     )
 
 
@@ -114,6 +117,8 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
         if w > 1 - SURE:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True, off=True)
         return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
+    if any(abs(share) < SURE for share in shares):
+        return Unclear("one of its branches has no effect in its first guided step, and may get one later", again=True)
     if sum(share > SURE for share in shares) > 1:
         return Unclear(
             "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
