@@ -135,7 +135,7 @@ def test_second_run_is_the_first_one_and_the_summary_says_what_it_cost(subject):
 
 
 def expected_nfe(pipe: Any, layout: Any, plan: thg.Plan) -> int:
-    branches = len(layout.branches_of(pipe)) if isinstance(layout, Batched) else 2
+    branches = len(layout.at_present(pipe).branches) if isinstance(layout, Batched) else 2
     if branches == 2:
         return plan.nfe
     predicted = len(layout.predicted)

@@ -8,72 +8,69 @@ to it as usual.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
-from thg.adapter import rows
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched
+from thg.adapter.outputs import assemble, branch_terms, difference, expand_rows, unconditional
 from thg.adapter.section import Section
-from thg.adapter.terms import difference, unconditional
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term, Visitor
+from thg.plans.guide import Term
 
 EXTRA = ("uncond_stg", "uncond_modality")  # cache contexts of other guidance methods, with one branch per call
-NOTHING = nullcontext()
 
 
 def answer_batched(
-    section: Section, layout: Batched, caller: Caller, call: Call, leap: AbstractContextManager[None] = NOTHING
+    section: Section, layout: Batched, caller: Caller, call: Call, leap: AbstractContextManager[None]
 ) -> Any:
-    """A call with all branches of a step, or with one branch if guidance is off. leap: a context entered around a
-    leap."""
+    """A call with all branches of a step, or with one branch if guidance is off. leap: a context for a leap."""
     if call.context in EXTRA:
         return section.network(call).apart(call)
-    branches = layout.branches_of(caller.pipe)
-    if section.rows is None and section.guidance_is_on(caller):
-        if call.rows % len(branches):
-            raise UnsupportedPipelineError(f"it sent {call.rows} rows to its network, not {len(branches)} branches")
+    layout = layout.at_present(caller.pipe)
+    n = len(layout.branches)
+    if section.rows is None and caller.guidance_is_on:
+        if call.rows % n:
+            raise UnsupportedPipelineError(f"it sent {call.rows} rows to its network, not {n} branches")
         section.rows = call.rows
     if call.rows != section.rows:
         return _one_branch(section, caller, call)
     step = section.guided_step(caller, call)
-    cond = branches.index("cond")
-    predicted = [branches.index(name) for name in layout.predicted]
-    keep = [k for k in range(len(branches)) if k not in predicted]
-    if keep == [cond] and (own := section.predicted_conditional()) is not None:
-        section.count(0, instead_of=len(branches))
-        return _filled(section.template, [own] * len(branches), cond, predicted, section.guide.predict(step, own))
+    if layout.kept == [layout.cond] and (own := section.predicted_conditional()) is not None:
+        section.count(0, instead_of=n)
+        return _filled(section.template, [own] * n, layout, section.guide.predict(step, own))
     if section.guide.evaluates(step):
-        return _evaluated(section, call, len(branches), cond, predicted)
+        return _evaluated(section, call, layout)
     with layout.without_predicted(caller.pipe), leap:
-        output = section.network(call).in_leap(call.keeping(keep, of=len(branches)))
-    section.count(len(keep), instead_of=len(branches))
-    kept = dict(zip(keep, rows.branch_terms(output, len(keep)), strict=True))
-    parts = [kept.get(k, kept[cond]) for k in range(len(branches))]
-    return _filled(output, parts, cond, predicted, section.guide.predict(step, parts[cond]))
+        output = section.network(call).in_leap(call.keeping(layout.kept, of=n))
+    section.count(len(layout.kept), instead_of=n)
+    kept = dict(zip(layout.kept, branch_terms(output, len(layout.kept)), strict=True))
+    conditional = kept[layout.cond]
+    parts = [kept.get(k, conditional) for k in range(n)]
+    return _filled(output, parts, layout, section.guide.predict(step, conditional))
 
 
-def _evaluated(section: Section, call: Call, n: int, cond: int, predicted: Sequence[int]) -> Any:
+def _evaluated(section: Section, call: Call, layout: Batched) -> Any:
     """Runs all branches and passes the new term to the guide."""
+    n, cond = len(layout.branches), layout.cond
 
     def read(output: Any) -> tuple[list[Term], Term]:
-        parts = rows.branch_terms(output, n)
-        return parts, tuple(d for k in predicted for d in difference(parts[cond], parts[k]))
+        parts = branch_terms(output, n)
+        return parts, tuple(d for k in layout.skipped for d in difference(parts[cond], parts[k]))
 
     def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
         parts, term = read(call.with_sample(sample, time)())
         return parts[cond], term
 
-    if isinstance(section.guide, Visitor):
-        section.guide.visit(section.step, call.sample, call.time, evaluate)
-    output = section.network(call).all_branches(call, n, [k for k in range(n) if k not in predicted])
+    if section.visitor is not None:
+        section.visitor.visit(section.step, call.sample, call.time, evaluate)
+    output = section.network(call).all_branches(call, n, layout.kept)
     section.count(n, instead_of=n)
     section.keep_form(output)
     parts, term = read(output)
     used = section.guide.observe(section.step, parts[cond], term)
-    return output if used is None else _filled(output, parts, cond, predicted, used)
+    return output if used is None else _filled(output, parts, layout, used)
 
 
 def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
@@ -88,20 +85,20 @@ def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
     return output
 
 
-def _filled(template: Any, parts: Sequence[Term], cond: int, predicted: Sequence[int], term: Term | None) -> Any:
+def _filled(template: Any, parts: Sequence[Term], layout: Batched, term: Term | None) -> Any:
     """The output with the predicted branches inserted: e_u = e_c - d."""
-    parts, share = list(parts), len(parts[cond])
-    for place, k in enumerate(predicted):
-        own = None if term is None else term[place * share : (place + 1) * share]
-        parts[k] = unconditional(parts[cond], own)
-    return rows.assemble(template, parts)
+    parts, conditional = list(parts), parts[layout.cond]
+    for place, k in enumerate(layout.skipped):
+        own = None if term is None else term[place * len(conditional) : (place + 1) * len(conditional)]
+        parts[k] = unconditional(conditional, own)
+    return assemble(template, parts)
 
 
 def answer_control(section: Section, layout: Batched, caller: Caller, call: Call) -> Any:
     """A call of a ControlNet, which comes before the denoiser's call of the same step."""
     if call.rows != section.rows or section.guide.evaluates(section.step + 1):
         return call()
-    branches = layout.branches_of(caller.pipe)
-    keep = [k for k, name in enumerate(branches) if name not in layout.predicted]
+    layout = layout.at_present(caller.pipe)
     # the rows of the predicted branches are never read: the denoiser skips them as well
-    return rows.expand_rows(call.keeping(keep, of=len(branches))(), len(branches), keep)
+    n = len(layout.branches)
+    return expand_rows(call.keeping(layout.kept, of=n)(), n, layout.kept)

@@ -6,6 +6,7 @@ from the pipeline's frames on the call stack.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -32,8 +33,12 @@ class Caller:
                     return value
         return None
 
+    @functools.cached_property
     def guidance_is_on(self) -> bool | None:
-        """Is classifier-free guidance on at the moment? None if the pipeline does not say."""
+        """Is classifier-free guidance on at the moment? None if the pipeline does not say.
+
+        Waits for the device if the guidance scale is a tensor on it.
+        """
         applies = self.local("apply_cfg")  # guidance within an interval of the time steps
         if applies is not None:
             return bool(applies)

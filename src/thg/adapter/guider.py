@@ -17,7 +17,7 @@ from diffusers.guiders import ClassifierFreeGuidance
 
 from thg.adapter.caches import Caches, caches_for
 from thg.adapter.describe import describe
-from thg.adapter.terms import difference, unconditional
+from thg.adapter.outputs import difference, unconditional
 from thg.errors import PlanError
 from thg.plans.guide import Guide, Run
 from thg.plans.plan import Plan

@@ -8,6 +8,7 @@ those that are `Refused` because they have no guidance to skip.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,13 +38,24 @@ class Batched:
         """The names of all networks that run a branch."""
         return self.denoisers
 
-    def branches_of(self, pipe: Any) -> tuple[str, ...]:
-        """The branches in the current call, with guidance on."""
-        return self.branches
+    @functools.cached_property
+    def cond(self) -> int:
+        """The place of the conditional branch."""
+        return self.branches.index("cond")
 
+    @functools.cached_property
+    def skipped(self) -> list[int]:
+        """The places of the predicted branches."""
+        return [self.branches.index(name) for name in self.predicted]
+
+    @functools.cached_property
     def kept(self) -> list[int]:
         """The places of the branches that a leap evaluates."""
-        return [place for place, name in enumerate(self.branches) if name not in self.predicted]
+        return [place for place in range(len(self.branches)) if place not in self.skipped]
+
+    def at_present(self, pipe: Any) -> Batched:
+        """The layout of the current call, with guidance on."""
+        return self
 
     @contextmanager
     def without_predicted(self, pipe: Any) -> Iterator[None]:
@@ -58,14 +70,11 @@ class Perturbed(Batched):
     branches: tuple[str, ...] = ("uncond", "cond", "perturbed")
     explained: bool = False  # the third branch is optional
 
-    def branches_of(self, pipe: Any) -> tuple[str, ...]:
-        return self.branches if pipe.do_perturbed_attention_guidance else self.branches[:2]
+    def at_present(self, pipe: Any) -> Batched:
+        return self if pipe.do_perturbed_attention_guidance else Batched(self.branches[:2])
 
     @contextmanager
     def without_predicted(self, pipe: Any) -> Iterator[None]:
-        if not pipe.do_perturbed_attention_guidance:
-            yield
-            return
         layers = pipe.pag_applied_layers
         pipe._set_pag_attn_processor(layers, do_classifier_free_guidance=False)
         try:

@@ -10,15 +10,15 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thg.adapter import rows
 from thg.adapter.caches.unknown import suspects
 from thg.adapter.call import Call
+from thg.adapter.outputs import main_output
 from thg.adapter.readings import Outputs
 
 # Modules that are never the denoiser; they are ignored while a layout is inferred.
@@ -36,11 +36,11 @@ class SeenCall:
     mixed: str = ""
 
     def outputs(self) -> Outputs:
-        return Outputs(self.call.name, rows.main_output(self.output))
+        return Outputs(self.call.name, main_output(self.output))
 
     def replay(self) -> Call:
         """The same call with its recorded output; the network runs only for other arguments."""
-        return self.call.answered_by(functools.partial(self._answer, self.call.module))
+        return replace(self.call, network=functools.partial(self._answer, self.call.module))
 
     def _answer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         own, given = (*self.call.args, *self.call.kwargs.values()), (*args, *kwargs.values())
@@ -56,10 +56,11 @@ class StepWatch:
         self._scheduler, self._step, self._show = scheduler, scheduler.step, show
         functools.update_wrapper(self, type(scheduler).step)
         self.__signature__ = inspect.signature(self._step)
+        self._names = tuple(self.__signature__.parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        passed = self.__signature__.bind_partial(*args, **kwargs).arguments
-        output = next(iter(passed.values()), None)
+        passed = dict(zip(self._names, args, strict=False)) | kwargs
+        output = passed.get(self._names[0])
         if isinstance(output, Tensor):
             self._show(output, passed.get("sample"))
         return self._step(*args, **kwargs)
@@ -101,9 +102,9 @@ def mixes_rows(network: torch.nn.Module) -> str:
 
     Attention processors and forward methods that a pipeline has installed may mix branches.
     """
-    for module in network.modules():
-        processor = type(getattr(module, "processor", None))
-        if processor is not types.NoneType and _looks_at_other_rows(processor):
+    own = (vars(module).get("processor", module._modules.get("processor")) for module in network.modules())
+    for processor in dict.fromkeys(type(value) for value in own if value is not None):
+        if _looks_at_other_rows(processor):
             return f"its attention processor {processor.__name__} may mix branches"
     replaced = suspects(network)
     return f"{replaced[0]} is in its network, and may mix branches" if replaced else ""

@@ -21,9 +21,9 @@ from thg.adapter.classes import original_class, restore, substitute
 if TYPE_CHECKING:
     from thg.adapter.takeover import Takeover
 
-Roles = dict["Takeover", tuple[str, str]]  # takeover of a network -> role and name of the component
+Names = dict["Takeover", str]  # of a network, in the pipeline of each takeover
 
-_networks: weakref.WeakKeyDictionary[torch.nn.Module, Roles] = weakref.WeakKeyDictionary()
+_networks: weakref.WeakKeyDictionary[torch.nn.Module, Names] = weakref.WeakKeyDictionary()
 _pipelines: weakref.WeakKeyDictionary[Any, Takeover] = weakref.WeakKeyDictionary()
 
 
@@ -64,36 +64,34 @@ def restore_calls(pipe: Any) -> None:
 # -- networks
 
 
-def acquire(network: torch.nn.Module, takeover: Takeover, role: str, name: str) -> None:
-    """Routes the calls of a network to the runs of a takeover. role: "denoiser", "unconditional" or "control"."""
+def acquire(network: torch.nn.Module, takeover: Takeover, name: str) -> None:
+    """Routes the calls of a network to the runs of a takeover."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
         members["cache_context"] = _cache_context
     substitute(network, members)
-    _networks.setdefault(network, {})[takeover] = (role, name)
+    _networks.setdefault(network, {})[takeover] = name
 
 
 def release(network: torch.nn.Module, takeover: Takeover) -> None:
     """Undoes `acquire`; the network is restored when no takeover is left."""
-    roles = _networks.get(network)
-    if roles is None:
+    names = _networks.get(network)
+    if names is None:
         return
-    roles.pop(takeover, None)
-    if not roles:
+    names.pop(takeover, None)
+    if not names:
         del _networks[network]
         restore(network)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     plain = functools.partial(original_class(self).__call__, self)
-    roles = _networks.get(self, {})
+    names = _networks.get(self, {})
     here = run.current.get()
-    if here is not None and here.owner in roles:
-        role, name = roles[here.owner]
-        context = "uncond" if role == "unconditional" else here.context
-        return here.answer(Call(plain, args, kwargs, role, context, name))
+    if here is not None and here.owner in names:
+        return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
     if here is None:
-        for takeover in roles:
+        for takeover in names:
             if takeover.run is not None:
                 takeover.run.calls_outside += 1
     return plain(*args, **kwargs)

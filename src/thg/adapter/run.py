@@ -15,18 +15,18 @@ from typing import Any
 
 from torch import Tensor
 
-from thg.adapter import rows
 from thg.adapter.batched import answer_batched, answer_control
 from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.lesson import Lesson
 from thg.adapter.observe import SeenCall, mixes_rows, watched
+from thg.adapter.outputs import main_output
 from thg.adapter.section import Section
 from thg.adapter.separable import differs_alone, is_foreign
 from thg.adapter.sequential import answer_sequential
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import GuideMaker, Visitor
+from thg.plans.guide import GuideMaker
 from thg.plans.report import Summary
 
 current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
@@ -73,15 +73,15 @@ class PipelineRun:
             self._go_on_plain(section, step, error)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
-        if call.role != "control":
+        if call.name in layout.networks:
             self._show(call, output)
-        if section.at_last_step and call.role != "control":
-            section.watch(call, output)
+            if section.at_last_step:
+                section.watch(call, output)
         return output
 
     def _go_on_plain(self, section: Section, step: int, error: UnsupportedPipelineError) -> None:
         """Evaluates all branches after this step. Calibration has no use for such a run: there it is an error."""
-        if isinstance(section.guide, Visitor):
+        if section.visitor is not None:
             raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {error}") from error
         self.plain_because, self._settled = str(error), True
         section.empty_caches()
@@ -90,7 +90,7 @@ class PipelineRun:
     def _answered(self, section: Section, layout: Batched | Sequential, caller: Caller, call: Call) -> Any:
         if isinstance(layout, Sequential):
             return answer_sequential(section, layout, caller, call)
-        if call.role == "control":
+        if call.name not in layout.networks:
             return answer_control(section, layout, caller, call)
         return answer_batched(section, layout, caller, call, self._lesson.first_leap())
 
@@ -100,7 +100,7 @@ class PipelineRun:
             return True
         if isinstance(layout, Sequential) or section.rows is not None:
             return False
-        guided = section.guidance_is_on(caller)
+        guided = caller.guidance_is_on
         return guided is None or (not guided and self._lesson.shapes_tell) or self._lesson.place > 0
 
     def _infers_anew(self, section: Section) -> bool:
@@ -186,12 +186,9 @@ class PipelineRun:
             return
         self._rows_to_count, section.stepped = 0, True
         for call in guided:
-            replayed = call.replay()
-            if replayed.name not in layout.denoisers:
-                replayed.role, replayed.context = "unconditional", "uncond"
-            if self._answered(section, layout, caller, replayed) is not call.output:
+            if self._answered(section, layout, caller, call.replay()) is not call.output:
                 self.plain_because = "its layout was learned in this run, and its plan changes the first step"
-            elif isinstance(layout, Batched) and call.call.rows == section.rows and section.leaps:
+            elif isinstance(layout, Batched) and call.call.rows == section.rows and section.network(call.call).leaps:
                 self._try_alone(section, layout, call)
 
     def _try_alone(self, section: Section, layout: Batched, call: SeenCall) -> None:
@@ -200,7 +197,7 @@ class PipelineRun:
             return
         with self._lesson.first_leap():
             differs = differs_alone(call.call, call.output, layout)
-        section.count(len(layout.kept()), instead_of=0)
+        section.count(len(layout.kept), instead_of=0)
         if differs:
             raise UnsupportedPipelineError(self._lesson.refuse("its network gives another output for a branch alone"))
 
@@ -230,8 +227,8 @@ class PipelineRun:
         """Frees all tensors. The summary remains available."""
         self._pipe = self._timesteps_before = None
         self._seen = []
-        for section in self.sections:
-            section.release()
+        if self.sections:
+            self.sections[-1].release()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -290,5 +287,5 @@ class PipelineRun:
 
 def _rows_of(output: Any) -> int:
     """Rows of an output as it counts for the summary."""
-    tensors = rows.main_output(output)
+    tensors = main_output(output)
     return len(tensors) if len(tensors) > 1 else sum(len(tensor) for tensor in tensors if tensor.ndim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +9,15 @@ import torch
 from torch import Tensor
 
 from thg.adapter.caches import CachedNetwork
-from thg.adapter.call import Call
+from thg.adapter.call import Call, is_sample
 from thg.adapter.caller import Caller
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
-from thg.adapter.rows import is_sample, outline, tensors_of
+from thg.adapter.outputs import outline, tensors_of
 from thg.adapter.schedule import Schedule
 from thg.errors import UnsupportedPipelineError
-from thg.plans.both import PredictsConditional
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term
-from thg.plans.plan import Plan
+from thg.plans.both import BothGuide
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term, Visitor
 
 
 class Section:
@@ -32,9 +29,7 @@ class Section:
         self._schedule = Schedule(
             self.run.times or (), caller.pipe.scheduler.timesteps if timesteps is None else timesteps
         )
-        self._guide: Guide | None = maker.guide(self.run)
-        self._plan: Plan | None = None
-        self._guidance_decided: tuple[Any, bool | None] | None = None
+        self._follow(maker.guide(self.run))
         self.key = _key(caller, timesteps)
         self.step = -1  # the current step
         self.rows: int | None = None  # rows of a call with all branches
@@ -42,7 +37,7 @@ class Section:
         self.plain_evaluations: list[int] = []  # the same for plain CFG
         self.guided_steps = 0
         self.guided_at = -1  # the last step at which the pipeline called all branches
-        self.is_finite: Callable[[], bool] = lambda: True  # was the last output finite? Waits for the device
+        self._finite: list[Tensor] = []  # whether the tensors of the last output were
         self.error: Tensor | None = None  # the guide's estimate of the difference from plain CFG, per sample
         # the current network call
         self.loop_time: Any = None
@@ -56,22 +51,8 @@ class Section:
         self.ahead: Call | None = None  # the last conditional call, where it comes second
         self.steady = False  # its arguments were the same at two steps
         # caches inside the networks
-        self._networks: dict[int, CachedNetwork] = {}
+        self._networks: dict[Any, CachedNetwork] = {}
         self.cache_names: tuple[str, ...] = ()
-
-    @property
-    def guide(self) -> Guide:
-        assert self._guide is not None, "the section is over"
-        return self._guide
-
-    @property
-    def plan(self) -> Plan | None:
-        return self._plan if self._guide is None else self._guide.plan
-
-    @property
-    def leaps(self) -> bool:
-        """Whether some of the steps may be skipped."""
-        return self.plan is None or len(self.plan.coarse) < self.plan.steps
 
     @property
     def adapts(self) -> bool:
@@ -81,7 +62,11 @@ class Section:
     def plan_for(self, maker: GuideMaker, w: float) -> None:
         """Makes the plan for a measured guidance scale; rounded, to be the same for all seeds."""
         self.run = replace(self.run, guidance_scale=round(w, 1))
-        self._guide = maker.guide(self.run)
+        self._follow(maker.guide(self.run))
+
+    def _follow(self, guide: Guide) -> None:
+        self.guide, self.plan = guide, guide.plan
+        self.visitor = guide if isinstance(guide, Visitor) else None
 
     def covers(self, caller: Caller, timesteps: Any) -> bool:
         """Does a call belong to this pass, or has the pipeline set new time steps?"""
@@ -89,26 +74,16 @@ class Section:
 
     def network(self, call: Call) -> CachedNetwork:
         """The network of a call, with the caches inside it."""
-        key = id(call.module)
-        if key not in self._networks:
-            self._networks[key] = CachedNetwork(call.module, self.guide)
-            self.cache_names += self._networks[key].cache_names
-        return self._networks[key]
+        module = call.module
+        if module not in self._networks:
+            self._networks[module] = CachedNetwork(module, self.guide)
+            self.cache_names += tuple(cache.name for cache in self._networks[module].caches)
+        return self._networks[module]
 
     def empty_caches(self) -> None:
         """Makes the caches inside the networks forget the calls of this pass, which had the rows of one branch."""
         for network in self._networks.values():
-            network.empty_caches()
-
-    def guidance_is_on(self, caller: Caller) -> bool | None:
-        """The pipeline's decision. If it depends on a tensor, it is read once per tensor, which waits for the
-        device."""
-        scale = getattr(caller.pipe, "_guidance_scale", None)
-        if not isinstance(scale, Tensor):
-            return caller.guidance_is_on()
-        if self._guidance_decided is None or self._guidance_decided[0] is not scale:
-            self._guidance_decided = (scale, caller.guidance_is_on())
-        return self._guidance_decided[1]
+            network.caches.empty()
 
     def same_step(self, caller: Caller, call: Call) -> bool:
         """Is this call at the same step as the last one?"""
@@ -174,8 +149,7 @@ class Section:
 
     def predicted_conditional(self) -> Term | None:
         """The predicted conditional output of this step, with the types of the network's; None if it must run."""
-        guide = self.guide
-        output = guide.conditional(self.step) if isinstance(guide, PredictsConditional) else None
+        output = self.guide.conditional(self.step) if isinstance(self.guide, BothGuide) else None
         if output is None:
             return None
         dtypes = [tensor.dtype for tensor in tensors_of(self.template)]  # a template may have more samples
@@ -183,20 +157,21 @@ class Section:
 
     def watch(self, call: Call, output: Any) -> None:
         """Checks the output of the last call: NaN spreads to all later states, so this covers the whole run."""
-        flags = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
-        self.is_finite = functools.partial(all, flags)
+        self._finite = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
         if isinstance(self.guide, HareGuide) and is_sample(call.sample):
             self.error = self.guide.estimated_error(call.sample)
 
+    def is_finite(self) -> bool:
+        """Was the last output finite? Waits for the device."""
+        return all(self._finite)
+
     def release(self) -> None:
         """Drops everything that holds tensors, and keeps what the summary needs."""
-        self._plan, self._guide = self.plan, None
-        self._schedule = Schedule((), None)
-        self.conditional = self.unconditional = self.ahead = self.output = self.template = None
-        self.time = self.loop_time = self._guidance_decided = None
-        self.key = ()
         self.empty_caches()
         self._networks.clear()
+        del self.guide, self.visitor, self.key, self._schedule
+        self.conditional = self.unconditional = self.ahead = self.output = self.template = None
+        self.time = self.loop_time = None
 
     def note(self) -> str:
         """Remarks on this pass."""

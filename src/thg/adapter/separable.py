@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from thg.adapter import rows
 from thg.adapter.call import Call
 from thg.adapter.classes import original_class
 from thg.adapter.layouts import Batched
+from thg.adapter.outputs import branch_terms
 
 OWN = "diffusers."
 
@@ -28,9 +28,9 @@ def is_foreign(network: Any) -> bool:
 def differs_alone(call: Call, output: Any, layout: Batched) -> bool:
     """Evaluates the kept branches of a call alone, and compares them with its output. Waits for the device."""
     count = len(layout.branches)
-    keep = layout.kept()
-    beside = rows.branch_terms(output, count)
-    alone = rows.branch_terms(call.keeping(keep, of=count)(), len(keep))
+    keep = layout.kept
+    beside = branch_terms(output, count)
+    alone = branch_terms(call.keeping(keep, of=count)(), len(keep))
     errors = [
         (a - b).float().norm() / b.float().norm() / torch.finfo(b.dtype).eps ** 0.5
         for k, term in zip(keep, alone, strict=True)

@@ -9,18 +9,16 @@ the arguments change, nothing is skipped from then on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from thg.adapter import rows
-from thg.adapter.call import Call
+from thg.adapter.call import Call, same_arguments
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Sequential
+from thg.adapter.outputs import assemble, branch_terms, difference, unconditional
 from thg.adapter.section import Section
-from thg.adapter.terms import difference, unconditional
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term, Visitor
+from thg.plans.guide import Term
 
 CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # diffusers' cache contexts
 
@@ -28,15 +26,14 @@ CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  #
 def answer_sequential(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
     """A call with one branch."""
     if layout.branches[0] == "cond":
-        return _conditional_first(section, caller, call)
+        return _conditional_first(section, layout, caller, call)
     return _unconditional_first(section, layout, caller, call)
 
 
-def _conditional_first(section: Section, caller: Caller, call: Call) -> Any:
-    if call.context in CONDITIONAL or call.context in UNCONDITIONAL:
-        second = call.context in UNCONDITIONAL
-    else:
-        second = call.role == "unconditional" or section.same_step(caller, call)
+def _conditional_first(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
+    second = call.name == layout.unconditional or call.context in UNCONDITIONAL
+    if not second and call.context not in CONDITIONAL:
+        second = section.same_step(caller, call)
     if second and section.conditional is not None:
         conditional, output = section.conditional, section.output
         section.conditional = section.output = None
@@ -50,7 +47,7 @@ def _conditional_first(section: Section, caller: Caller, call: Call) -> Any:
     guided = section.guided_at == section.step - 1  # assumed: the other branch is called later
     if guided and (own := section.predicted_conditional()) is not None:
         section.count(0, instead_of=1)
-        section.output = rows.assemble(section.template, [own])
+        section.output = assemble(section.template, [own])
         return section.output
     refresh = guided and section.guide.evaluates(section.step)
     section.output = _counted(section, section.network(call).first_of_two(call, refresh))
@@ -84,7 +81,7 @@ def _unconditional_ahead(section: Section, layout: Sequential, call: Call) -> An
         return section.output
     partner = section.ahead.with_sample(call.sample, call.time)
     if layout.unconditional is None:  # some pipelines change to another network in the middle of a run
-        partner = partner.answered_by(call.network)
+        partner = replace(partner, network=call.network)
     section.ahead = partner
     evaluates = section.guide.evaluates(section.step)
     section.output = _counted(section, section.network(partner).first_of_two(partner, evaluates))
@@ -95,7 +92,7 @@ def _evaluated_conditional(section: Section, call: Call, unconditional: Call) ->
     """The conditional call of the first two guided steps; the unconditional branch has run before it."""
     _visit(section, call, unconditional)
     output = _counted(section, section.network(call).first_of_two(call, refresh=True))
-    (conditional,), (other,) = rows.branch_terms(output, 1), rows.branch_terms(section.output, 1)
+    (conditional,), (other,) = branch_terms(output, 1), branch_terms(section.output, 1)
     if section.guide.observe(section.step, conditional, difference(conditional, other)) is not None:
         raise UnsupportedPipelineError("its plan changes the first steps, whose unconditional call comes first")
     return output
@@ -103,16 +100,16 @@ def _evaluated_conditional(section: Section, call: Call, unconditional: Call) ->
 
 def _unconditional_output(section: Section, first: Call, output: Any, call: Call) -> Any:
     """The unconditional output of a step, evaluated or predicted. first: the conditional call, and its output."""
-    (conditional,) = rows.branch_terms(output, 1)
+    (conditional,) = branch_terms(output, 1)
     if not section.guide.evaluates(section.step):
         section.count(0, instead_of=1)
         term = section.guide.predict(section.step, conditional)
-        return rows.assemble(output, [unconditional(conditional, term)])
+        return assemble(output, [unconditional(conditional, term)])
     _visit(section, first, call)
     own = _counted(section, section.network(call).apart(call))
-    (other,) = rows.branch_terms(own, 1)
+    (other,) = branch_terms(own, 1)
     used = section.guide.observe(section.step, conditional, difference(conditional, other))
-    return own if used is None else rows.assemble(own, [unconditional(conditional, used)])
+    return own if used is None else assemble(own, [unconditional(conditional, used)])
 
 
 def _visit(section: Section, conditional: Call, unconditional: Call) -> None:
@@ -120,35 +117,14 @@ def _visit(section: Section, conditional: Call, unconditional: Call) -> None:
 
     def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
         calls = (conditional, unconditional)
-        e_c, e_u = (rows.branch_terms(call.with_sample(sample, time)(), 1)[0] for call in calls)
+        e_c, e_u = (branch_terms(call.with_sample(sample, time)(), 1)[0] for call in calls)
         return e_c, difference(e_c, e_u)
 
-    if isinstance(section.guide, Visitor):
-        section.guide.visit(section.step, unconditional.sample, unconditional.time, evaluate)
+    if section.visitor is not None:
+        section.visitor.visit(section.step, unconditional.sample, unconditional.time, evaluate)
 
 
 def _counted(section: Section, output: Any) -> Any:
     """An output for which the network ran with one branch."""
     section.count(1, instead_of=1)
     return output
-
-
-def same_arguments(one: Any, other: Any) -> bool:
-    """Are these the same objects, including the entries of lists, tuples and dicts? Never waits for a device.
-
-    Equal views of one tensor count as the same object.
-    """
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        place, same_place = (
-            (id(value._base), value.storage_offset(), value.shape, value.stride()) for value in (one, other)
-        )
-        return one._base is not None and place == same_place
-    if isinstance(one, Call) and isinstance(other, Call):
-        return same_arguments((one.args, one.kwargs), (other.args, other.kwargs))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_arguments(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same_arguments, one, other))
-    return isinstance(one, int | float | str) and isinstance(other, int | float | str) and one == other

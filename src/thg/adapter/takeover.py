@@ -20,6 +20,8 @@ from thg.errors import ConcurrentRunError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
 from thg.plans.report import Summary
 
+CONTROL = "controlnet"  # takes the same rows as the denoiser, before it
+
 
 class Takeover:
     """A pipeline that thg is enabled on. Keeps neither the pipeline nor its networks alive."""
@@ -31,37 +33,31 @@ class Takeover:
         self.run: PipelineRun | None = None  # the open one
         self._last: PipelineRun | None = None
         self._lock = threading.Lock()
-        self._networks: list[weakref.ref[torch.nn.Module]] = []
+        self._networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.acquire(pipe)
         patch.route_calls(pipe, self)
-        self._when_forgotten = weakref.finalize(pipe, self._release)
+        self._when_forgotten = weakref.finalize(pipe, self._route, {})
         self._when_forgotten.atexit = False
 
     def undo(self, pipe: Any) -> None:
         """Restores the pipeline."""
         self._when_forgotten.detach()
         try:
-            self._release()
+            self._route({})
         finally:
             patch.restore_calls(pipe)
 
     def acquire(self, pipe: Any) -> None:
         """Patches the pipeline's current networks, and restores those that it no longer has."""
         self.lesson.refresh(pipe)
-        networks = _networks(pipe, self.lesson.layout)
-        for reference in self._networks:
-            network = reference()
-            if network is not None and all(network is not wanted for wanted, _, _ in networks):
-                patch.release(network, self)
-        for network, role, name in networks:
-            patch.acquire(network, self, role, name)
-        self._networks = [weakref.ref(network) for network, _, _ in networks]
+        self._route(_networks(pipe, self.lesson.layout))
 
-    def _release(self) -> None:
-        for reference in self._networks:
-            network = reference()
-            if network is not None:
-                patch.release(network, self)
+    def _route(self, networks: dict[torch.nn.Module, str]) -> None:
+        for network in set(self._networks).difference(networks):
+            patch.release(network, self)
+        for network, name in networks.items():
+            patch.acquire(network, self, name)
+        self._networks = weakref.WeakSet(networks)
 
     @contextmanager
     def opened_run(self, pipe: Any) -> Iterator[None]:
@@ -89,18 +85,14 @@ class Takeover:
         return self._last.summary()
 
 
-def _networks(pipe: Any, layout: Batched | Sequential | None) -> list[tuple[torch.nn.Module, str, str]]:
-    """The networks of a pipeline that take part in guidance, with their roles and names."""
+def _networks(pipe: Any, layout: Batched | Sequential | None) -> dict[torch.nn.Module, str]:
+    """The networks of a pipeline that take part in guidance, with their names."""
     if layout is None:  # to be inferred: all that could be the denoiser
-        return [(network, "denoiser", name) for name, network in candidates(pipe).items()]
-    roles = [(name, "denoiser") for name in layout.denoisers]
-    if isinstance(layout, Sequential) and layout.unconditional is not None:
-        roles.append((layout.unconditional, "unconditional"))
-    if isinstance(layout, Batched):
-        roles.append(("controlnet", "control"))
-    components = [(getattr(pipe, name, None), role, name) for name, role in roles]
-    networks = [(network, role, name) for network, role, name in components if isinstance(network, torch.nn.Module)]
-    if all(role == "control" for _, role, _ in networks):
+        return {network: name for name, network in candidates(pipe).items()}
+    names = (*layout.networks, *((CONTROL,) if isinstance(layout, Batched) else ()))
+    parts = [(getattr(pipe, name, None), name) for name in names]
+    networks = {part: name for part, name in parts if isinstance(part, torch.nn.Module)}
+    if not set(networks.values()) & set(layout.denoisers):
         raise UnsupportedPipelineError(
             f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
         )

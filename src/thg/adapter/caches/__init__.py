@@ -14,7 +14,7 @@ state aside; `known` combines them, `calls` uses them in a run, and `unknown` na
 may be caches.
 """
 
-from thg.adapter.caches.calls import CachedNetwork, caches_for
-from thg.adapter.caches.known import Caches
+from thg.adapter.caches.calls import CachedNetwork
+from thg.adapter.caches.known import Caches, caches_for
 
 __all__ = ["CachedNetwork", "Caches", "caches_for"]

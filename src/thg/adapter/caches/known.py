@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from thg.adapter.caches.cache_dit import find_cache_dit
 from thg.adapter.caches.deepcache import find_deepcache
 from thg.adapter.caches.hooks import find_hooks
+from thg.errors import UnsupportedPipelineError
+from thg.plans.both import BothGuide
+from thg.plans.guide import Guide, Visitor
 
 
 class BlockCache(Protocol):
@@ -26,42 +29,51 @@ class BlockCache(Protocol):
         """Forgets all calls: the next one computes everything, also outside these contexts."""
 
 
-class Caches:
+class Caches(tuple[BlockCache, ...]):
     """All caches inside one network."""
 
-    def __init__(self, parts: tuple[BlockCache, ...] = ()) -> None:
-        self.parts = parts
+    def conditional(self, refresh: bool) -> AbstractContextManager[None]:
+        return _entered(cache.conditional(refresh) for cache in self)
 
-    def __bool__(self) -> bool:
-        return bool(self.parts)
+    def unconditional(self) -> AbstractContextManager[None]:
+        return _entered(cache.unconditional() for cache in self)
 
     def empty(self) -> None:
-        for part in self.parts:
-            part.empty()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(part.name for part in self.parts)
-
-    @contextmanager
-    def conditional(self, refresh: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            for part in self.parts:
-                stack.enter_context(part.conditional(refresh))
-            yield
-
-    @contextmanager
-    def unconditional(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for part in self.parts:
-                stack.enter_context(part.unconditional())
-            yield
+        for cache in self:
+            cache.empty()
 
 
-def find_caches(network: Any, order: int) -> Caches:
-    """The active caches of a network; raises an error for one that cannot be used with thg.
+@contextmanager
+def _entered(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
-    order: of the plan's hare. With 2, features that a cache would hold constant are extrapolated linearly.
+
+def caches_for(network: Any, guide: Guide) -> Caches:
+    """The caches of a network in a run with this guide, without what an interrupted run has left in them.
+
+    None if the guide does not leap: then the caches are not changed.
     """
-    caches: list[BlockCache] = [*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)]
-    return Caches(tuple(caches))
+    if not leaps(guide):
+        return Caches()
+    order = 1 if guide.plan is None else guide.plan.hare_order
+    caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
+    if caches and isinstance(guide, BothGuide):
+        raise UnsupportedPipelineError(
+            f"leap_both skips whole steps, and {caches[0].name} inside this network counts them: use another "
+            "plan with it, such as thg.within(0.01), or disable it"
+        )
+    if caches and isinstance(guide, Visitor):
+        raise UnsupportedPipelineError(
+            f"calibration measures the network itself, and {caches[0].name} is inside this one: disable it, "
+            "calibrate, and enable it again"
+        )
+    caches.empty()
+    return caches
+
+
+def leaps(guide: Guide) -> bool:
+    """Whether some of the steps may be skipped."""
+    return guide.plan is None or guide.plan.nfe < 2 * guide.plan.steps
