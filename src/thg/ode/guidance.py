@@ -17,7 +17,7 @@ from thg.ode.network import Network
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, step
-from thg.plans.both import PredictsConditional
+from thg.plans.both import BothGuide
 from thg.plans.guide import Guide, HareGuide, Run, Term, Visitor
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, guide_maker
@@ -131,7 +131,7 @@ class Guidance:
             return network(x, node, True)
         if self.visitor is not None:
             self._visit(self.visitor, place, network, x, node)
-        own = self.guide.conditional(place) if isinstance(self.guide, PredictsConditional) else None
+        own = self.guide.conditional(place) if isinstance(self.guide, BothGuide) else None
         if own is None and self.guide.evaluates(place):
             e_c, e_u = network.pair(x, node)
             fresh = (e_c - e_u,)

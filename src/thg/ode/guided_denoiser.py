@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thg.errors import ScheduleError
 from thg.ode.network import joined
-from thg.plans.both import PredictsConditional
+from thg.plans.both import BothGuide
 from thg.plans.calls import Answer, Calls, trace
 from thg.plans.denoised import DenoisedGuide
 from thg.plans.guide import HareGuide
@@ -138,7 +138,7 @@ class GuidedDenoiser:
 
 def _predicted(guide: DenoisedGuide, call: int, x: Tensor) -> Tensor | None:
     """The conditional output, if the guide predicts it. Denoised latents can be predicted as well as noise."""
-    own = guide.guide.conditional(call) if isinstance(guide.guide, PredictsConditional) else None
+    own = guide.guide.conditional(call) if isinstance(guide.guide, BothGuide) else None
     return None if own is None else own[0].to(x.dtype)
 
 

@@ -21,7 +21,7 @@ from thg.ode.network import Branches, Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
-from thg.plans.both import PredictsConditional
+from thg.plans.both import BothGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
@@ -203,7 +203,7 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
 def _printed(guidance: Guidance) -> Plan:
     """The plan, if Algorithm 1 can follow it."""
     plan = guidance.plan
-    if isinstance(guidance.guide, PredictsConditional):
+    if isinstance(guidance.guide, BothGuide):
         raise PlanError("leap_both needs form='predictor': in Algorithm 1 the conditional branch runs at each step")
     if plan is None:
         raise PlanError("form='two-state' follows a plan, and this planner makes none; use form='predictor'")

@@ -8,6 +8,7 @@ checked once, at the end of a run, so that a run never waits for the device in b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,7 +102,7 @@ class Network:
         self._branches = branches or Branches()
         self._check = check
         self._dtype = x.dtype
-        self._ranges: list[tuple[str, Node, Tensor]] = []  # what, where, its smallest and its largest value
+        self._ranges: list[tuple[str, Node, Sequence[Tensor]]] = []  # what, where, its smallest and its largest value
 
     def state(self, x: Tensor) -> Tensor:
         """The latents in the precision of the solver: at least float32."""
@@ -150,14 +151,14 @@ class Network:
 
     def watch(self, values: Tensor, node: Node, what: str) -> None:
         """Records the range of these values, which reveals NaN and infinity, without waiting for the device."""
-        self._ranges.append((what, node, torch.stack(torch.aminmax(values.detach()))))
+        self._ranges.append((what, node, torch.aminmax(values.detach())))
 
     def require_finite(self) -> None:
         """Raises an error that names the first occurrence of NaN or infinity."""
         seen, self._ranges = self._ranges, []
-        found = torch.stack([values for *_, values in seen]).tolist() if seen else []
-        for (what, node, _), values in zip(seen, found, strict=True):
-            if not all(map(math.isfinite, values)):
+        found = torch.stack([value for *_, values in seen for value in values]).tolist() if seen else []
+        for (what, node, _), low, high in zip(seen, found[::2], found[1::2], strict=True):
+            if not (math.isfinite(low) and math.isfinite(high)):
                 raise NonFiniteError(
                     f"NaN or infinity in the {what} at step {node.position:g} (time {node.time:g}); "
                     f"{_usual_cause(what, node)}"

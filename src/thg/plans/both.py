@@ -8,7 +8,6 @@ steps, this keeps the sampler's grid, and therefore the picture.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -20,14 +19,6 @@ from thg.plans.planners import Choice, Planned, Planner, guide_maker
 
 DEFAULT_EVERY = 4
 ENDS = (4, 3)  # steps at the start and the end of a run that are always evaluated: the output changes fastest there
-
-
-@runtime_checkable
-class PredictsConditional(Protocol):
-    """A guide that can also predict the conditional branch."""
-
-    def conditional(self, step: int) -> Term | None:
-        """The predicted conditional output e_c at this step; None if the network must run."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +64,7 @@ class BothGuide(HareGuide):
         self._outputs = hare.History()  # of the conditional branch
 
     def conditional(self, step: int) -> Term | None:
+        """The predicted conditional output e_c at this step; None if the network must run."""
         runs = step not in self._between or step % self._every == 0 or len(self._outputs) < hare.MEMORY
         if runs or self.evaluates(step):
             self._ran = step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from thg.adapter.caches.hooks import hooks_of, is_known
@@ -14,15 +15,12 @@ _HOSTS = {"diffusers", "transformers"}
 def suspects(network: Any) -> list[str]:
     """What may keep features of all rows: stateful hooks, forward methods that are not the network's own, and modules
     of others around its blocks."""
-    found = [name for module in network.modules() for name in (*_replaced(module), *_foreign(network, module))]
-    return list(dict.fromkeys([*_stateful(network), *found]))
+    return _additions(network, network.modules())
 
 
 def counters(network: Any) -> list[str]:
     """What may count the network's calls. Single layers do not: LoRA replaces their forward methods."""
-    blocks = [module for module in network.modules() if any(module.children())]
-    found = [name for module in blocks for name in (*_replaced(module), *_foreign(network, module, derived=True))]
-    return list(dict.fromkeys([*_stateful(network), *found]))
+    return _additions(network, [module for module in network.modules() if module._modules], derived=True)
 
 
 def watchers(network: Any) -> list[str]:
@@ -31,31 +29,31 @@ def watchers(network: Any) -> list[str]:
     return list(dict.fromkeys(_name(hook) for hook in hooks if _origin(hook).split(".")[0] not in _KNOWN))
 
 
-def _stateful(network: Any) -> list[str]:
+def _additions(network: Any, modules: Iterable[Any], derived: bool = False) -> list[str]:
+    """The third-party parts of a network. derived: also modules of classes that are derived from those of diffusers."""
     unknown = [hook for hook in hooks_of(network) if hook._is_stateful and not is_known(hook)]
-    return [f"the hook {type(hook).__name__}" for hook in unknown]
+    kinds = dict.fromkeys((type(module), vars(module).get("forward"), bool(module._modules)) for module in modules)
+    found = [f"the hook {type(hook).__name__}" for hook in unknown]
+    found += [_name(function) for cls, own, _ in kinds if _is_replaced(function := _forward(cls, own), cls)]
+    if type(network).__module__.startswith("diffusers."):
+        found += [_name(cls) for cls, _, has_layers in kinds if has_layers and _is_foreign(cls, derived)]
+    return list(dict.fromkeys(found))
 
 
-def _foreign(network: Any, module: Any, derived: bool = False) -> list[str]:
-    """A third-party module in a network of diffusers that has layers of its own.
-
-    derived: also if its class is derived from one of diffusers.
-    """
-    own, *bases = [cls.__module__.split(".")[0] for cls in type(module).__mro__]
-    if own in _KNOWN or not type(network).__module__.startswith("diffusers.") or not any(module.children()):
-        return []
-    return [_name(type(module))] if derived or not set(bases) & _HOSTS else []
+def _is_foreign(cls: type, derived: bool) -> bool:
+    own, *bases = [base.__module__.split(".")[0] for base in cls.__mro__]
+    return own not in _KNOWN and (derived or not set(bases) & _HOSTS)
 
 
-def _replaced(module: Any) -> list[str]:
-    """A third-party forward method, on this object or its class."""
-    own = vars(module).get("forward")
-    function = inspect.unwrap(own) if own is not None else type(module).forward
-    function = getattr(function, "func", function)
+def _forward(cls: Any, own: Any) -> Any:
+    """The forward method of a module. own: that of the object, if it is not that of its class."""
+    function = cls.forward if own is None else inspect.unwrap(own)
+    return getattr(function, "func", function)
+
+
+def _is_replaced(function: Any, cls: type) -> bool:
     origin = _origin(function)
-    if origin.split(".")[0] in _KNOWN or any(origin == cls.__module__ for cls in type(module).__mro__):
-        return []
-    return [_name(function)]
+    return origin.split(".")[0] not in _KNOWN and all(origin != base.__module__ for base in cls.__mro__)
 
 
 def _origin(function: Any) -> str:

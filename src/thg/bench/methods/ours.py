@@ -13,7 +13,7 @@ from typing import Any
 from thg.adapter import enabled, summary
 from thg.bench.methods.counting import counted_rows
 from thg.bench.methods.policy import Counted, Policy
-from thg.plans.both import PredictsConditional, leap_both
+from thg.plans.both import BothGuide, leap_both
 from thg.plans.guide import Guide, GuideMaker, Run
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned, tapered
@@ -42,7 +42,7 @@ class Guided(Policy):
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         guide = self.maker.guide(Run.of(steps, guidance_scale))
-        if isinstance(guide, PredictsConditional):
+        if isinstance(guide, BothGuide):
             return None  # known only after the run
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
