@@ -175,7 +175,8 @@ def _own_list(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
 
 
-def _is_one_of(place: Place, parts: Sequence[str]) -> bool:
+@functools.cache
+def _is_one_of(place: Place, parts: tuple[str, ...]) -> bool:
     """Does the name of an argument contain one of these?"""
     return isinstance(place, str) and any(part in place for part in parts)
 

@@ -26,13 +26,19 @@ def fingerprint(pipe: Any) -> str:
     for name in DENOISERS:
         network: Any = getattr(pipe, name, None)
         if isinstance(network, torch.nn.Module):
-            while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):  # torch.compile
-                network = network._orig_mod
+            network = uncompiled(network)
             if network not in _fingerprints:
                 digest = hashlib.sha256("\n".join(sorted(_parameters(network))).encode()).hexdigest()
                 _fingerprints[network] = f"{original_class(network).__name__}:{digest[:8]}"
             return _fingerprints[network]
     return ""
+
+
+def uncompiled(network: Any) -> Any:
+    """The network inside a compiled one."""
+    while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):
+        network = network._orig_mod
+    return network
 
 
 def _parameters(network: torch.nn.Module) -> Iterator[str]:

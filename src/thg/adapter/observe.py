@@ -16,15 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.caches.unknown import suspects
 from thg.adapter.call import Call
 from thg.adapter.outputs import main_output
 from thg.adapter.readings import Outputs
 
 # Modules that are never the denoiser; they are ignored while a layout is inferred.
 _OTHERS = ("vae", "text_encoder", "image_encoder", "tokenizer", "safety_checker", "feature_extractor", "vocoder")
-# Attention processors that treat each row of a batch separately: those of diffusers' models.
-_ROWWISE = "diffusers.models."
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,23 +92,6 @@ def candidates(pipe: Any) -> dict[str, torch.nn.Module]:
         for name, part in vars(pipe).items()
         if isinstance(part, torch.nn.Module) and not any(other in name for other in _OTHERS)
     }
-
-
-def mixes_rows(network: torch.nn.Module) -> str:
-    """Why the branches of this network may not be separable, judged by its modules; empty if they are.
-
-    Attention processors and forward methods that a pipeline has installed may mix branches.
-    """
-    own = (vars(module).get("processor", module._modules.get("processor")) for module in network.modules())
-    for processor in dict.fromkeys(type(value) for value in own if value is not None):
-        if _looks_at_other_rows(processor):
-            return f"its attention processor {processor.__name__} may mix branches"
-    replaced = suspects(network)
-    return f"{replaced[0]} is in its network, and may mix branches" if replaced else ""
-
-
-def _looks_at_other_rows(processor: type) -> bool:
-    return not processor.__module__.startswith(_ROWWISE) or "PAG" in processor.__name__
 
 
 def outputs_of(seen: list[SeenCall]) -> list[Outputs]:

@@ -31,15 +31,6 @@ def tensors_of(output: Any) -> list[Tensor]:
     raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
 
 
-def form(output: Any) -> tuple[int, list[torch.Size]]:
-    """The number of rows of a network's output, and the shapes of a row; samples in a list may have different ones."""
-    listed = _list_of_samples(output)
-    if listed is not None:
-        return len(listed), []
-    tensors = tensors_of(output)
-    return len(tensors[0]), [tensor.shape[1:] for tensor in tensors]
-
-
 def main_output(output: Any) -> tuple[Tensor, ...]:
     """The first tensor of an output, or its list of samples; nothing if there is none."""
     try:
@@ -47,6 +38,12 @@ def main_output(output: Any) -> tuple[Tensor, ...]:
         return tuple(listed) if listed is not None else tuple(tensors_of(output)[:1])
     except UnsupportedPipelineError:
         return ()
+
+
+def rows_of(output: Any) -> int:
+    """The number of rows of a network's output; 0 if it has no tensors."""
+    listed = _list_of_samples(output)
+    return sum(len(tensor) for tensor in main_output(output) if tensor.ndim) if listed is None else len(listed)
 
 
 def branch_terms(output: Any, n: int) -> list[Term]:

@@ -20,10 +20,10 @@ from thg.adapter.call import Call
 from thg.adapter.caller import Caller
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.lesson import Lesson
-from thg.adapter.observe import SeenCall, mixes_rows, watched
-from thg.adapter.outputs import main_output
+from thg.adapter.observe import SeenCall, watched
+from thg.adapter.outputs import rows_of
 from thg.adapter.section import Section
-from thg.adapter.separable import differs_alone, is_foreign
+from thg.adapter.separable import differs_alone, is_foreign, mixes_rows
 from thg.adapter.sequential import answer_sequential
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
@@ -117,7 +117,7 @@ class PipelineRun:
         self.ended = time.perf_counter()
         layout = self._lesson.layout
         if layout is None or call.name in layout.networks:
-            self._rows_to_count += _rows_of(output)
+            self._rows_to_count += rows_of(output)
         self._show(call, output)
         return output
 
@@ -125,9 +125,9 @@ class PipelineRun:
 
     def _show(self, call: Call, output: Any) -> None:
         """Records a call, as long as there is something to infer or to check."""
-        if not self._settled:
+        if not self._settled and not isinstance(self._lesson.layout, Sequential):
             self._seen.append(SeenCall(call, output, mixes_rows(call.module)))
-        elif self._lesson.guards:
+        elif not self._settled or self._lesson.guards:
             self._seen.append(SeenCall(call, output))
 
     def _stepped(self, passed: Tensor, sample: Any) -> None:
@@ -182,7 +182,7 @@ class PipelineRun:
         guided = [call for call in seen if call.call.name in layout.networks]
         if section.cache_names:  # they have features of all branches: begin with the next step
             section.empty_caches()
-            self._rows_to_count = sum(_rows_of(call.output) for call in guided)
+            self._rows_to_count = sum(rows_of(call.output) for call in guided)
             return
         self._rows_to_count, section.stepped = 0, True
         for call in guided:
@@ -283,9 +283,3 @@ class PipelineRun:
         if not self.sections and not self.failed:
             return "no network call was seen before the pipeline returned (a generator that it returns is not followed)"
         return ""
-
-
-def _rows_of(output: Any) -> int:
-    """Rows of an output as it counts for the summary."""
-    tensors = main_output(output)
-    return len(tensors) if len(tensors) > 1 else sum(len(tensor) for tensor in tensors if tensor.ndim)

@@ -32,7 +32,7 @@ class Schedule:
         if step == 0 and self._goes_back():
             return True
         if _on_host(time):
-            found = float(time.reshape(-1)[0] if isinstance(time, Tensor) else time)
+            found = float(time.reshape(-1)[0] if isinstance(time, Tensor) and time.ndim else time)
             known, expected = found == self._times[step], self._times[step]
         elif (place := _place(time, self._timesteps)) is not None:
             found, known, expected = place, True, (self._first or 0.0) + step

@@ -10,7 +10,7 @@ import torch
 from thg.adapter.caches.known import caches_for, leaps
 from thg.adapter.caches.unknown import counters, suspects, watchers
 from thg.adapter.call import Call
-from thg.adapter.outputs import assemble, branch_terms, form, tensors_of
+from thg.adapter.outputs import assemble, branch_terms, rows_of, tensors_of
 from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import Guide
 
@@ -24,10 +24,12 @@ class CachedNetwork:
         self._module = module
         self.leaps, self.caches = leaps(guide), caches_for(module, guide)
         self._checked = False
-        self._form: tuple[float, list[torch.Size]] | None = None  # output rows per input row, and their shapes
+        self._rows: float | None = None  # of the output, per row of the input
 
     def conditional(self, call: Call, refresh: bool = False) -> Any:
         """The rows that run at each step. refresh: the caches compute everything, and keep it for later steps."""
+        if not self.caches:
+            return call()
         with self.caches.conditional(refresh):
             return call()
 
@@ -39,7 +41,7 @@ class CachedNetwork:
     def all_branches(self, call: Call, n: int, keep: Sequence[int]) -> Any:
         """The rows of all `n` branches. keep: those that also run in a leap."""
         output = self._branch_by_branch(call, n, keep) if self.caches else call()
-        self._form = _form(output, call)
+        self._rows = rows_of(output) / call.rows
         return output
 
     def _branch_by_branch(self, call: Call, n: int, keep: Sequence[int]) -> Any:
@@ -61,9 +63,9 @@ class CachedNetwork:
             if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in _SHAPES):
                 raise
             raise self._broken(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
-        if self._form is not None and _form(output, call) != self._form:
-            shapes = [tuple(tensor.shape) for tensor in tensors_of(output)]
-            raise self._broken(f"for {call.rows} of its rows it returned the shape {shapes[0]}")
+        if self._rows is not None and rows_of(output) != self._rows * call.rows:
+            shape = tuple(tensors_of(output)[0].shape)
+            raise self._broken(f"for {call.rows} of its rows it returned the shape {shape}")
         return output
 
     def first_of_two(self, call: Call, refresh: bool) -> Any:
@@ -83,8 +85,3 @@ class CachedNetwork:
             f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "
             f"{cause}: remove it, or thg.disable(pipe). It has seen a call more than without thg in this run"
         )
-
-
-def _form(output: Any, call: Call) -> tuple[float, list[torch.Size]]:
-    count, shapes = form(output)
-    return count / call.rows, shapes

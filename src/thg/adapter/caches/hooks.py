@@ -55,11 +55,11 @@ class HookCache:
 
     def __init__(self, name: str, deciders: list[Any], value: str | None) -> None:
         self.name = name
-        managers = {id(hook.state_manager): hook.state_manager for hook in deciders if _has_manager(hook)}
-        self._managers = list(managers.values())  # several hooks may share one
-        self._single = [hook for hook in deciders if not _has_manager(hook)]
-        self._deciders = deciders
-        self._value = value
+        self._deciders, self._value = deciders, value
+        # where the states are kept: in managers, which several hooks may share, or in the hooks
+        managers = {id(hook.state_manager): hook.state_manager for hook in deciders if hasattr(hook, "state_manager")}
+        self._places = [(manager, "_state_cache") for manager in managers.values()]
+        self._places += [(hook, "state") for hook in deciders if not hasattr(hook, "state_manager")]
 
     @contextmanager
     def conditional(self, refresh: bool) -> Iterator[None]:
@@ -82,30 +82,20 @@ class HookCache:
 
     @contextmanager
     def unconditional(self) -> Iterator[None]:
-        kept = [manager._state_cache for manager in self._managers]
-        states = [hook.state for hook in self._single]
+        kept = [getattr(owner, name) for owner, name in self._places]
         self.empty()
         try:
             yield
         finally:
-            for manager, cache in zip(self._managers, kept, strict=True):
-                manager._state_cache = cache
-            for hook, state in zip(self._single, states, strict=True):
-                hook.state = state
+            for (owner, name), states in zip(self._places, kept, strict=True):
+                setattr(owner, name, states)
 
     def empty(self) -> None:
-        for manager in self._managers:
-            manager._state_cache = {}
-        for hook in self._single:
-            hook.state = type(hook.state)()
+        for owner, name in self._places:
+            setattr(owner, name, type(getattr(owner, name))())
 
     def _states(self) -> Iterator[Any]:
         """The states of the calls so far; none of them is that of an unconditional call."""
-        for manager in self._managers:
-            yield from manager._state_cache.values()
-        for hook in self._single:
-            yield hook.state
-
-
-def _has_manager(hook: Any) -> bool:
-    return hasattr(hook, "state_manager")
+        for owner, name in self._places:
+            states = getattr(owner, name)
+            yield from states.values() if isinstance(states, dict) else (states,)
