@@ -24,7 +24,7 @@ class CachedNetwork:
         self._module = module
         self.leaps, self.caches = leaps(guide), caches_for(module, guide)
         self._checked = False
-        self._rows: float | None = None  # of the output, per row of the input
+        self._form: tuple[float, torch.Size] | None = None  # rows of the output per row of the input, and their shape
 
     def conditional(self, call: Call, refresh: bool = False) -> Any:
         """The rows that run at each step. refresh: the caches compute everything, and keep it for later steps."""
@@ -41,7 +41,7 @@ class CachedNetwork:
     def all_branches(self, call: Call, n: int, keep: Sequence[int]) -> Any:
         """The rows of all `n` branches. keep: those that also run in a leap."""
         output = self._branch_by_branch(call, n, keep) if self.caches else call()
-        self._rows = rows_of(output) / call.rows
+        self._form = _form(output, call)
         return output
 
     def _branch_by_branch(self, call: Call, n: int, keep: Sequence[int]) -> Any:
@@ -63,7 +63,7 @@ class CachedNetwork:
             if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in _SHAPES):
                 raise
             raise self._broken(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from error
-        if self._rows is not None and rows_of(output) != self._rows * call.rows:
+        if self._form is not None and _form(output, call) != self._form:
             shape = tuple(tensors_of(output)[0].shape)
             raise self._broken(f"for {call.rows} of its rows it returned the shape {shape}")
         return output
@@ -85,3 +85,7 @@ class CachedNetwork:
             f"this pipeline's network ({type(self._module).__name__}) fails on the conditional rows alone ({what}). "
             f"{cause}: remove it, or thg.disable(pipe). It has seen a call more than without thg in this run"
         )
+
+
+def _form(output: Any, call: Call) -> tuple[float, torch.Size]:
+    return rows_of(output) / call.rows, tensors_of(output)[0].shape[1:]
