@@ -125,9 +125,9 @@ class PipelineRun:
 
     def _show(self, call: Call, output: Any) -> None:
         """Records a call, as long as there is something to infer or to check."""
-        if not self._settled and not isinstance(self._lesson.layout, Sequential):
+        if not self._settled:
             self._seen.append(SeenCall(call, output, mixes_rows(call.module)))
-        elif not self._settled or self._lesson.guards:
+        elif self._lesson.guards:
             self._seen.append(SeenCall(call, output))
 
     def _stepped(self, passed: Tensor, sample: Any) -> None:
