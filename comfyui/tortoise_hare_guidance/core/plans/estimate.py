@@ -10,7 +10,7 @@ final error is a fraction of the root of the sum of squares: a constant, fitted 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,16 +28,16 @@ class Estimate:
     """
 
     share: float
-    squares: Tensor | None = None  # per row
+    errors: list[Tensor] = field(default_factory=list)  # the norm per row, of each leap
     shape: tuple[int, ...] = ()  # of a term
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
         """Adds the error of the state after a leap, up to the factor w - 1."""
-        parts = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)).square() for part in missed]
-        if any(part.shape != parts[0].shape for part in parts):  # one tensor per sample, of different sizes
-            parts = [part.sum().reshape(1) for part in parts]
-        new, self.shape = torch.stack(parts).sum(0), tuple(missed[0].shape)
-        self.squares = new if self.squares is None else self.squares + new
+        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)) for part in missed]
+        if any(norm.shape != norms[0].shape for norm in norms):  # one tensor per sample, of different sizes
+            norms = [torch.linalg.vector_norm(norm).reshape(1) for norm in norms]
+        self.errors += norms
+        self.shape = tuple(missed[0].shape)
 
     def relative_to(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
         """The difference from plain CFG's final state relative to its norm, per row; None if there was no leap.
@@ -45,13 +45,14 @@ class Estimate:
         sample: the last input of the network, which is almost the final state. It may stack several branches, and have
         further channels after those of the state.
         """
-        if self.squares is None:
+        if not self.errors:
             return None
+        squares = torch.stack(self.errors).square().sum(0)
         parts = [sample] if isinstance(sample, Tensor) else list(sample)
         state = torch.cat([self._state(part).float().flatten(1).square().sum(1) for part in parts])
-        if len(state) % len(self.squares):  # rows that are not samples: take all of them together
-            return self.share * (self.squares.sum() / state.sum()).sqrt().reshape(1)
-        return self.share * (self.squares / state.reshape(-1, len(self.squares))[-1]).sqrt()
+        if len(state) % len(squares):  # rows that are not samples: take all of them together
+            return self.share * (squares.sum() / state.sum()).sqrt().reshape(1)
+        return self.share * (squares / state.reshape(-1, len(squares))[-1]).sqrt()
 
     def _state(self, part: Tensor) -> Tensor:
         own = self.shape

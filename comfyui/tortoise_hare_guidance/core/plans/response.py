@@ -70,19 +70,20 @@ class Response:
         """
         j = first + len(amounts)
         scale = 1.0 if self.scales is None else self.scales[j]
-        return np.asarray(scale * (self._settled(j - 1)[first:j] @ amounts))
+        return np.asarray(scale * (self._settled(j - 1, first) @ amounts))
 
-    def _settled(self, n: int) -> Array:
-        """The response of the state after call n, once a solver with memory has used each output for the last time.
+    def _settled(self, n: int, first: int) -> Array:
+        """The response of the state after call n to the outputs from `first` on, once a solver with memory has used
+        each of them for the last time.
 
         A multistep solver takes back a part of an output's effect in its next steps. What remains at the end of the run
         is scaled to this state by the response to the first output, which has settled. A solver that forgets its state
         (for a network that predicts the data) has no such scale.
         """
-        now, final = self.matrix[n], self.matrix[-1]
-        if not abs(final[0]) > FORGOTTEN * abs(now[0]) > 0:
-            return np.asarray(now)
-        return np.asarray(final * (now[0] / final[0]))
+        now, final = float(self.matrix[n, 0]), float(self.matrix[-1, 0])
+        if not abs(final) > FORGOTTEN * abs(now) > 0:
+            return self.matrix[n, first : n + 1]
+        return np.asarray(self.matrix[-1, first : n + 1] * (now / final))
 
     def step_sizes(self) -> Array:
         """How far each call moves the network's input, per unit of its output."""
