@@ -76,7 +76,7 @@ def _evaluated(section: Section, call: Call, layout: Batched) -> Any:
 def _one_branch(section: Section, caller: Caller, call: Call) -> Any:
     """A call with a single branch: a step without guidance, or one more call within a guided step."""
     network = section.network(call)
-    if section.same_step(caller, call):
+    if section.same_step(caller):
         output = network.apart(call)
     else:
         section.next_step(caller, call)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.learn import Learned, Unclear, learn, unexplained
+from thg.adapter.learn import Learned, learn, unexplained
 from thg.adapter.observe import SeenCall, candidates, outputs_of
 from thg.adapter.readings import Outputs
 from thg.errors import UnsupportedPipelineError
@@ -71,12 +71,11 @@ class Lesson:
         """Whether further steps of this run have to be checked."""
         return self._guarded is not None
 
-    def check(self, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
+    def check(self, seen: list[SeenCall], passed: Tensor, sample: Tensor | None) -> None:
         """Checks a later step of the run whose layout was inferred. Does not wait for the device."""
-        assert self._guarded is not None
-        error = unexplained(self._guarded, outputs_of(seen), passed, sample if isinstance(sample, Tensor) else None)
-        if error is not None:
-            self._errors.append(error)
+        if self._guarded is not None:
+            error = unexplained(self._guarded, outputs_of(seen), passed, sample)
+            self._errors += [] if error is None else [error]
 
     def complaint(self) -> str:
         """What was wrong with later steps of the run, if anything; waits for the device."""
@@ -129,10 +128,10 @@ class Lesson:
         """
         return self._known is not None and (scale is None or len(self._known.learned.layout.branches) > 2)
 
-    def refuse(self, why: str) -> str:
-        """Makes all further runs of this pipeline plain CFG."""
+    def refuse(self, why: str) -> UnsupportedPipelineError:
+        """Makes all further runs of this pipeline plain CFG. Returns the error that ends this one's leaps."""
         self.refusal = why
-        return why
+        return UnsupportedPipelineError(why)
 
     @contextmanager
     def first_leap(self) -> Iterator[None]:
@@ -145,61 +144,55 @@ class Lesson:
             if self.has_leapt:
                 raise
             why = f"its network does not run with a part of its branches ({type(error).__name__}: {error})"
-            raise UnsupportedPipelineError(self.refuse(why)) from error
+            raise self.refuse(why) from error
         self.has_leapt = True
 
-    def judge(self, seen: list[SeenCall], passed: Tensor, sample: Any, anew: bool = False) -> str | None:
-        """Infers the layout from a guided step, or checks the step against the known one.
+    def judge(self, seen: list[SeenCall], passed: Tensor, sample: Tensor | None, anew: bool = False) -> bool:
+        """Infers the layout from a step, or checks the step against the known one. False if it is not guided.
 
-        anew: infer it even if it is known. Returns why the run must not leap, "" if it may, and None if there is no
-        guidance in this step.
+        anew: infer it even if it is known. Raises an error if the run must not leap.
         """
         calls = outputs_of(seen)
         known = self._known
         if known is not None and known.telling and not anew:
             layout, ratio = known.learned.layout, _ratio(known.learned.layout, calls, passed)
             if ratio == known.ratio:
-                return _mixed(seen, layout)
+                _require_separable(seen, layout)
+                return True
             if isinstance(layout, Batched) and ratio == known.ratio * len(layout.branches):
-                return None
+                return False
             del _known_by_class[self.cls]  # other options, another layout: infer it again
         elif self._proven or (self.given is not None and not self.given.explained):
-            return ""
+            return True
         shapes = (passed.shape, [tensor.shape for call in calls for tensor in call.outputs])
         if shapes == self._unguided:
-            return None
-        found = learn(calls, passed, sample if isinstance(sample, Tensor) else None)
+            return False
+        found = learn(calls, passed, sample)
         if isinstance(found, Learned):
-            return self._found(found, seen, passed)
+            self._found(found, seen, passed)
+            return True
         if found.unguided:
             self._unguided, self.unseen = shapes, found.why if found.shapeless else ""
-            return None
+            return False
         if found.off and self.given is None:
-            return None  # it may be on in a later step
-        return self._unclear(found)
+            return False  # it may be on in a later step
+        if found.same_output and self.given is not None:
+            return True  # nothing to check: both branches are equal
+        raise UnsupportedPipelineError(found.why) if found.again or self.given is not None else self.refuse(found.why)
 
-    def _unclear(self, found: Unclear) -> str:
-        if self.given is not None and found.same_output:
-            return ""  # nothing to check: both branches are equal
-        if not found.again and self.given is None:
-            self.refusal = found.why
-        return found.why
-
-    def _found(self, found: Learned, seen: list[SeenCall], passed: Tensor) -> str:
+    def _found(self, found: Learned, seen: list[SeenCall], passed: Tensor) -> None:
         if self.given is None:
-            reason = _mixed(seen, found.layout)
-            if not reason:
-                calls = outputs_of(seen)
-                telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
-                telling = telling or isinstance(found.layout, Sequential)
-                if self._known is None and not self._has_guider:
-                    self._guarded = found
-                _known_by_class[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
-            return reason
-        if _order(found.layout) != _order(self.given):
-            return self.refuse(f"thg expected {_describe(self.given)}, and saw {found.words}")
-        self._proven, self._guarded = True, None if self._has_guider else found
-        return ""
+            _require_separable(seen, found.layout)
+            calls, first = outputs_of(seen), self._known is None
+            telling = not any(len(tensor) == len(passed) for call in calls[-1:] for tensor in call.outputs)
+            telling = telling or isinstance(found.layout, Sequential)
+            _known_by_class[self.cls] = Known(found, _ratio(found.layout, calls, passed), telling)
+        else:
+            if _order(found.layout) != _order(self.given):
+                raise self.refuse(f"thg expected {_describe(self.given)}, and saw {found.words}")
+            first = self._proven = True
+        if first and not self._has_guider:
+            self._guarded = found
 
 
 def _order(layout: Batched | Sequential) -> tuple[type, int, int]:
@@ -217,11 +210,11 @@ def _ratio(layout: Batched | Sequential, calls: list[Outputs], passed: Tensor) -
     return Fraction(passed.numel(), sum(tensor.numel() for tensor in returned[-1].outputs)) if returned else Fraction(0)
 
 
-def _mixed(seen: list[SeenCall], layout: Batched | Sequential) -> str:
-    """Why a branch of these calls cannot run without the others."""
-    if isinstance(layout, Sequential):
-        return ""
-    return next((call.mixed for call in seen if call.mixed and call.call.name in layout.denoisers), "")
+def _require_separable(seen: list[SeenCall], layout: Batched | Sequential) -> None:
+    """Raises an error if a branch of these calls cannot run without the others."""
+    for call in seen:
+        if call.mixed and call.call.name in layout.denoisers and isinstance(layout, Batched):
+            raise UnsupportedPipelineError(call.mixed)
 
 
 def _with_twins(pipe: Any, layout: Batched | Sequential) -> Batched | Sequential:

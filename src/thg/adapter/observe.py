@@ -23,6 +23,8 @@ from thg.adapter.readings import Outputs
 # Modules that are never the denoiser; they are ignored while a layout is inferred.
 _OTHERS = ("vae", "text_encoder", "image_encoder", "tokenizer", "safety_checker", "feature_extractor", "vocoder")
 
+Show = Callable[[Tensor, Tensor | None], None]  # called with the scheduler's input and the sample, before a step
+
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
@@ -48,8 +50,7 @@ class SeenCall:
 class StepWatch:
     """Replaces a scheduler's `step`, with the same signature, and reports its input."""
 
-    def __init__(self, scheduler: Any, show: Callable[[Tensor, Any], None]) -> None:
-        """show: called with the model output and the sample, before the step."""
+    def __init__(self, scheduler: Any, show: Show) -> None:
         self._scheduler, self._step, self._show = scheduler, scheduler.step, show
         functools.update_wrapper(self, type(scheduler).step)
         self.__signature__ = inspect.signature(self._step)
@@ -57,9 +58,9 @@ class StepWatch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         passed = dict(zip(self._names, args, strict=False)) | kwargs
-        output = passed.get(self._names[0])
+        output, sample = passed.get(self._names[0]), passed.get("sample")
         if isinstance(output, Tensor):
-            self._show(output, passed.get("sample"))
+            self._show(output, sample if isinstance(sample, Tensor) else None)
         return self._step(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -69,7 +70,7 @@ class StepWatch:
 
 
 @contextmanager
-def watched(pipe: Any, show: Callable[[Tensor, Any], None]) -> Iterator[None]:
+def watched(pipe: Any, show: Show) -> Iterator[None]:
     """Reports what the pipeline passes to its schedulers within a block; they are restored afterwards."""
     schedulers = [part for part in vars(pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
     before = [vars(scheduler).get("step") for scheduler in schedulers]

@@ -130,7 +130,7 @@ class PipelineRun:
         elif self._lesson.guards:
             self._seen.append(SeenCall(call, output))
 
-    def _stepped(self, passed: Tensor, sample: Any) -> None:
+    def _stepped(self, passed: Tensor, sample: Tensor | None) -> None:
         """Called when the pipeline passes its combined output to the scheduler."""
         seen, self._seen = self._seen, []
         if not self.sections or self._pipe is None:
@@ -138,37 +138,37 @@ class PipelineRun:
         section = self.sections[-1]
         if seen and not self._settled:
             self._settle(section, seen, passed, sample)
-        elif seen and self._lesson.guards:
+        elif seen:
             self._lesson.check(seen, passed, sample)
         if self._rows_to_count:
             section.count_plain_step(max(1, self._rows_to_count // max(1, len(passed))))
             self._rows_to_count = 0
         section.stepped = True
 
-    def _settle(self, section: Section, seen: list[SeenCall], passed: Tensor, sample: Any) -> None:
+    def _settle(self, section: Section, seen: list[SeenCall], passed: Tensor, sample: Tensor | None) -> None:
         """Infers the layout from a step, or checks the step against it."""
         undecided = self._rows_to_count > 0
         if not undecided and not section.guided_steps:
             return
-        verdict = self._lesson.judge(seen, passed, sample, anew=undecided and self._infers_anew(section))
-        if verdict is None and undecided:
-            return  # a step without guidance
-        self._settled = True
-        if verdict is None:
-            verdict = "it says that guidance is on, and one branch alone reaches the scheduler"
-            section.back_to(section.step - 1)
-            section.count_plain_step(1)
-        if verdict:
-            self._go_on_plain(section, section.step, UnsupportedPipelineError(verdict))
-        self.owner.acquire(self._pipe)
-        if undecided and not self.plain_because:
-            step, rows_to_count = section.step, self._rows_to_count
-            self._plan_for_scale(section)
-            try:
+        step, rows_to_count = section.step, self._rows_to_count
+        try:
+            guided = self._lesson.judge(seen, passed, sample, anew=undecided and self._infers_anew(section))
+            if undecided and not guided:
+                return
+            self._settled = True
+            if not guided:
+                section.back_to(step - 1)
+                section.count_plain_step(1)
+                raise UnsupportedPipelineError(
+                    "it says that guidance is on, and one branch alone reaches the scheduler"
+                )
+            self.owner.acquire(self._pipe)
+            if undecided:
+                self._plan_for_scale(section)
                 self._replay(section, seen)
-            except UnsupportedPipelineError as error:
-                self._go_on_plain(section, step, error)
-                self._rows_to_count = rows_to_count
+        except UnsupportedPipelineError as error:
+            self._go_on_plain(section, step, error)
+            self._rows_to_count = rows_to_count
 
     def _replay(self, section: Section, seen: list[SeenCall]) -> None:
         """Processes a step that was evaluated before its layout was known."""
@@ -199,7 +199,7 @@ class PipelineRun:
             differs = differs_alone(call.call, call.output, layout)
         section.count(len(layout.kept), instead_of=0)
         if differs:
-            raise UnsupportedPipelineError(self._lesson.refuse("its network gives another output for a branch alone"))
+            raise self._lesson.refuse("its network gives another output for a branch alone")
 
     def _section(self, caller: Caller, call: Call) -> Section | None:
         """The pass over time steps that a call belongs to; None before the first."""
@@ -223,15 +223,9 @@ class PipelineRun:
             self._plan_for_scale(self.sections[-1])
         return self.sections[-1]
 
-    def close(self) -> None:
-        """Frees all tensors. The summary remains available."""
-        self._pipe = self._timesteps_before = None
-        self._seen = []
-        if self.sections:
-            self.sections[-1].release()
-
     @contextmanager
     def opened(self) -> Iterator[None]:
+        """A context for the pipeline's call. It frees all tensors; the summary remains available."""
         token = current.set(self)
         try:
             with watched(self._pipe, self._stepped):
@@ -241,7 +235,10 @@ class PipelineRun:
             raise
         finally:
             current.reset(token)
-            self.close()
+            self._pipe = self._timesteps_before = None
+            self._seen = []
+            if self.sections:
+                self.sections[-1].release()
 
     def summary(self) -> Summary:
         guided = [section for section in self.sections if section.guided_steps]

@@ -18,6 +18,7 @@ from thg.adapter.schedule import Schedule
 from thg.errors import UnsupportedPipelineError
 from thg.plans.both import BothGuide
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term, Visitor
+from thg.plans.response import ADDS_NOISE
 
 
 class Section:
@@ -25,10 +26,9 @@ class Section:
 
     def __init__(self, maker: GuideMaker, caller: Caller, call: Call, timesteps: Any, rescales: bool = False) -> None:
         """call: the first call of this pass."""
-        self.run = _described(caller, call, timesteps, rescales)
-        self._schedule = Schedule(
-            self.run.times or (), caller.pipe.scheduler.timesteps if timesteps is None else timesteps
-        )
+        all_times = caller.pipe.scheduler.timesteps if timesteps is None else timesteps
+        self.run = _described(caller, call, all_times, rescales)
+        self._schedule = Schedule(self.run.times or (), all_times)
         self._follow(maker.guide(self.run))
         self.key = _key(caller, timesteps)
         self.step = -1  # the current step
@@ -41,13 +41,11 @@ class Section:
         self.error: Tensor | None = None  # the guide's estimate of the difference from plain CFG, per sample
         # the current network call
         self.loop_time: Any = None
-        self.time: Any = None
         self.stepped: bool | None = None  # has the scheduler made its step since? None if no step was observed yet
         self.template: Any = None  # the outline of an output, for outputs that are predicted entirely
-        # pipelines that call their network once per branch: the first call of the current step, and an output of it
-        self.conditional: Call | None = None
-        self.unconditional: Call | None = None
-        self.output: Any = None
+        # pipelines that call their network once per branch
+        self.first: Call | None = None  # the first call of the current step, until that of the other branch
+        self.output: Any = None  # the output of one of them
         self.ahead: Call | None = None  # the last conditional call, where it comes second
         self.steady = False  # its arguments were the same at two steps
         # caches inside the networks
@@ -85,14 +83,12 @@ class Section:
         for network in self._networks.values():
             network.caches.empty()
 
-    def same_step(self, caller: Caller, call: Call) -> bool:
+    def same_step(self, caller: Caller) -> bool:
         """Is this call at the same step as the last one?"""
         now = caller.loop_time()
         if now is not None and self.loop_time is not None:
             return now is self.loop_time
-        if self.stepped is not None:
-            return not self.stepped
-        return self.time is not None and _equal(call.time, self.time)  # waits for the device; rarely needed
+        return self.step >= 0 and not self.stepped
 
     def next_step(self, caller: Caller, call: Call) -> int:
         self.step += 1
@@ -101,8 +97,8 @@ class Section:
                 f"it calls its network more often than the {self.run.steps} time steps of its run, so that the calls "
                 "cannot be assigned to steps"
             )
-        self.loop_time, self.time = caller.loop_time(), call.time
-        if self._schedule.left_at(self.step, self.time if self.loop_time is None else self.loop_time):
+        self.loop_time = caller.loop_time()
+        if self._schedule.left_at(self.step, call.time if self.loop_time is None else self.loop_time):
             raise UnsupportedPipelineError(
                 "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
             )
@@ -170,8 +166,7 @@ class Section:
         self.empty_caches()
         self._networks.clear()
         del self.guide, self.visitor, self.key, self._schedule
-        self.conditional = self.unconditional = self.ahead = self.output = self.template = None
-        self.time = self.loop_time = None
+        self.first = self.ahead = self.output = self.template = self.loop_time = None
 
     def note(self) -> str:
         """Remarks on this pass."""
@@ -189,29 +184,13 @@ def _described(caller: Caller, call: Call, timesteps: Any, rescales: bool) -> Ru
 
     rescales: the scheduler's input is the network's output times a factor that changes with the step.
     """
-    obstacle, noise = "", caller.noise_argument()
-    if noise:
-        obstacle = f"the scheduler adds noise at every step ({noise} above 0)"
-    elif rescales:
-        obstacle = "the pipeline rescales the network's output at every step"
-    scheduler = caller.pipe.scheduler
+    obstacle = "the pipeline rescales the network's output at every step" if rescales else ""
+    if noise := caller.noise_argument():
+        obstacle = f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)"
     first = caller.loop_time()
-    first = call.time if first is None else first
-    run = describe(scheduler, scheduler.timesteps if timesteps is None else timesteps, obstacle, first)
-    return replace(
-        run,
-        guidance_scale=caller.guidance_scale(),
-        network=fingerprint(caller.pipe),
-        adds_noise=run.adds_noise or bool(noise),
-    )
+    run = describe(caller.pipe.scheduler, timesteps, obstacle, call.time if first is None else first)
+    return replace(run, guidance_scale=caller.guidance_scale(), network=fingerprint(caller.pipe))
 
 
 def _key(caller: Caller, timesteps: Any) -> tuple[Any, ...]:
     return timesteps, getattr(caller.pipe.scheduler, "timesteps", None)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Is this the same time, for any number of rows?"""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or bool(a.reshape(-1)[0] == b.reshape(-1)[0])
-    return isinstance(a, int | float) and isinstance(b, int | float) and a == b

@@ -33,17 +33,17 @@ def answer_sequential(section: Section, layout: Sequential, caller: Caller, call
 def _conditional_first(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
     second = call.name == layout.unconditional or call.context in UNCONDITIONAL
     if not second and call.context not in CONDITIONAL:
-        second = section.same_step(caller, call)
-    if second and section.conditional is not None:
-        conditional, output = section.conditional, section.output
-        section.conditional = section.output = None
+        second = section.same_step(caller)
+    if second and section.first is not None:
+        conditional, output = section.first, section.output
+        section.first = section.output = None
         section.guided_steps += 1
         section.guided_at = section.step
         return _unconditional_output(section, conditional, output, call)
     if second:  # a further call of this step
         return _counted(section, section.network(call).apart(call))
     section.next_step(caller, call)
-    section.conditional = call.kept()
+    section.first = call.kept()
     guided = section.guided_at == section.step - 1  # assumed: the other branch is called later
     if guided and (own := section.predicted_conditional()) is not None:
         section.count(0, instead_of=1)
@@ -56,13 +56,13 @@ def _conditional_first(section: Section, layout: Sequential, caller: Caller, cal
 
 
 def _unconditional_first(section: Section, layout: Sequential, caller: Caller, call: Call) -> Any:
-    if section.step < 0 or not section.same_step(caller, call):
+    if not section.same_step(caller):
         section.next_step(caller, call)
-        section.unconditional = call
+        section.first = call
         return _unconditional_ahead(section, layout, call)
-    if section.unconditional is None:  # a further call of this step
+    if section.first is None:  # a further call of this step
         return _counted(section, section.network(call).apart(call))
-    first, section.unconditional = section.unconditional, None
+    first, section.first = section.first, None
     made, section.ahead = section.ahead, call.kept()
     section.guided_steps += 1
     same = made is None or same_arguments(made.with_sample(None, None), call.with_sample(None, None))
