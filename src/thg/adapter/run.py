@@ -125,10 +125,9 @@ class PipelineRun:
 
     def _show(self, call: Call, output: Any) -> None:
         """Records a call, as long as there is something to infer or to check."""
-        if not self._settled:
-            self._seen.append(SeenCall(call, output, mixes_rows(call.module)))
-        elif self._lesson.guards:
-            self._seen.append(SeenCall(call, output))
+        if not self._settled or self._lesson.guards:
+            infers = not self._settled and self._lesson.given is None
+            self._seen.append(SeenCall(call, output, mixes_rows(call.module) if infers else ""))
 
     def _stepped(self, passed: Tensor, sample: Tensor | None) -> None:
         """Called when the pipeline passes its combined output to the scheduler."""
@@ -204,11 +203,13 @@ class PipelineRun:
     def _section(self, caller: Caller, call: Call) -> Section | None:
         """The pass over time steps that a call belongs to; None before the first."""
         timesteps = caller.timesteps()
-        if timesteps is call.time or not hasattr(timesteps, "__len__") or len(timesteps) == 0:
-            timesteps = None  # DiT has the time of one call under that name
         section = self.sections[-1] if self.sections else None
         if section is not None and section.covers(caller, timesteps):
             return section
+        if timesteps is call.time or not hasattr(timesteps, "__len__") or len(timesteps) == 0:
+            timesteps = None  # DiT has the time of one call under that name
+            if section is not None and section.covers(caller, timesteps):
+                return section
         own = getattr(self._pipe.scheduler, "timesteps", None)
         if timesteps is None and own is self._timesteps_before:
             return None
