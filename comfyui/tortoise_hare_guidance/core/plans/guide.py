@@ -9,13 +9,13 @@ A network may return several tensors (video and sound), so a term is a tuple of 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..plans import hare
@@ -121,11 +121,11 @@ class Correction:
 
     terms: tuple[Term, ...]
     first: int
-    gains: NDArray[np.float64]
+    gains: Sequence[Sequence[float]]
 
     def gains_at(self, step: int) -> Sequence[float]:
         place = step - self.first
-        return self.gains[place].tolist() if place < len(self.gains) else ()
+        return self.gains[place] if place < len(self.gains) else ()
 
 
 class HareGuide:
@@ -183,32 +183,15 @@ class HareGuide:
 
     def _judge(self, step: int, term: Term) -> None:
         """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
-        start, response = self._evaluated_at, self._run.response
         if self._history.ends_at(self._at[step]):
             return  # a second call at the time of the last evaluation: no leap in between
-        terms = (*self._history.terms, term)[-1 - self.plan.hare_order :]
-        missed = np.array([self._missed(k, step) for k in range(start, step)])
+        order = self.plan.hare_order
+        terms = (*self._history.terms[-order:], term)
+        error, gains = _after_leap(self.plan, self._run, self._history.positions[-order:], self._evaluated_at, step)
         if self._estimate is not None:
-            if response is None:
-                error = _leap_length(self._run, start, step) * np.array(self._missed(step, step))
-            else:
-                error = response.input_error(start, missed)
-            self._estimate.add(_combined(terms, error.tolist()))
-        if response is not None and self.plan.corrector:
-            gains = response.corrections(start, self.plan.corrector * missed)
+            self._estimate.add(_combined(terms, error))
+        if gains:
             self._corrections.append(Correction(terms, step, gains))
-
-    def _missed(self, call: int, step: int) -> list[float]:
-        """The missing weights of the earlier terms and the new one (of `step`) in a call of the leap.
-
-        The polynomial through the new term and those used for the prediction, minus that prediction.
-        """
-        order, at = self.plan.hare_order, self._at[call]
-        nodes = self._history.positions[-order:]
-        better = hare.interpolation((*nodes, self._at[step]), at)
-        used = (*hare.weights(nodes, at, order, self.plan.slope), 0.0)
-        boost = self.plan.boost_at(call)
-        return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 
     def _corrected(self, step: int, term: Term) -> Term:
         """The term plus the corrections of this step; completed corrections are dropped."""
@@ -221,6 +204,34 @@ class HareGuide:
                 weights += gains
         self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
         return _combined(terms, weights)
+
+
+@functools.lru_cache(maxsize=256)
+def _after_leap(
+    plan: Plan, run: Run, nodes: tuple[float, ...], start: int, step: int
+) -> tuple[list[float], list[list[float]]]:
+    """The weights of the terms at `nodes` and of the new one in the error of a leap, and in its corrections.
+
+    The same for all runs of a kind, so they are computed once.
+    """
+    missed = np.array([_missed(plan, run, nodes, call, step) for call in range(start, step)])
+    if run.response is None:
+        weights = _missed(plan, run, nodes, step, step)
+        return [_leap_length(run, start, step) * weight for weight in weights], []
+    gains = run.response.corrections(start, plan.corrector * missed).tolist() if plan.corrector else []
+    return run.response.input_error(start, missed).tolist(), gains
+
+
+def _missed(plan: Plan, run: Run, nodes: tuple[float, ...], call: int, step: int) -> list[float]:
+    """The missing weights of the terms at `nodes` and of the new one (of `step`) in a call of the leap.
+
+    The polynomial through the new term and those used for the prediction, minus that prediction.
+    """
+    at = run.positions[call]
+    better = hare.interpolation((*nodes, run.positions[step]), at)
+    used = (*hare.weights(nodes, at, plan.hare_order, plan.slope), 0.0)
+    boost = plan.boost_at(call)
+    return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 
 
 def _scaled(term: Term, factor: float) -> Term:
