@@ -77,6 +77,32 @@ class CondFirst(OwnPipeline):
         return u + w * (c - u)
 
 
+class Alternating(OwnPipeline):
+    """The branches of each sample side by side."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        guidance_scale = w  # noqa: F841 - the name by which pipelines tell it
+        pairs = torch.stack([neutral, wanted], 1).flatten(0, 1)
+        u, c = self.run(state.repeat_interleave(2, 0), time, pairs).unflatten(0, (-1, 2)).unbind(1)
+        return u + w * (c - u)
+
+
+class ChangesItsOrder(UncondFirst):
+    """The conditional branch first, at each second step."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        kind = CondFirst if number % 2 else UncondFirst
+        return kind.direction(self, state, time, wanted, neutral, w, number)
+
+
+class ZeroFirst(UncondFirst):
+    """Passes zeros to the scheduler at its first step, as CFG-Zero* does."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        out = super().direction(state, time, wanted, neutral, w, number)
+        return out if number else torch.zeros_like(out)
+
+
 class TwoCalls(OwnPipeline):
     def direction(self, state, time, wanted, neutral, w, number):
         c = self.run(state, time, wanted)

@@ -219,6 +219,29 @@ def test_a_loop_that_skips_time_steps(known, noise):
         assert "skips time steps of its scheduler" in thg.summary(pipe).note
 
 
+def test_one_sample_does_not_tell_the_order_of_several(known, noise):
+    """Of one sample, alternating branches look like stacked ones."""
+    pipe = own.build(own.Alternating, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        first = pipe(WORDS[:1], W, STEPS, noise[:1])
+        assert thg.summary(pipe).saved > 0.15
+        assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
+        assert "no combination of its network outputs" in thg.summary(pipe).note
+        assert torch.equal(pipe(WORDS[:1], W, STEPS, noise[:1]), first)
+
+
+def test_zeros_at_the_first_step(known, noise):
+    pipe = own.build(own.ZeroFirst, known)
+    plain = pipe(WORDS, W, STEPS, noise)
+    with thg.enabled(pipe, LEAP):
+        found = pipe(WORDS, W, STEPS, noise)
+        summary = thg.summary(pipe)
+    assert summary.learned == "one call, unconditional first, w = 5"
+    assert summary.saved > 0.1
+    assert own.psnr(found, plain).min() > 20
+
+
 def test_times_that_go_back():
     """RePaint repeats steps: plain CFG from its first step on. Times that are rounded to both sides do not go back."""
     repaint = RePaintScheduler()
@@ -336,9 +359,11 @@ def test_one_sample_after_two(known, noise):
         assert thg.summary(pipe).evaluations == both
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_formula_that_changes_in_the_middle_is_reported(known, noise, asked):
-    pipe = own.build(own.ChangesItsFormula, known)
+@pytest.mark.parametrize(
+    ("kind", "asked"), [(own.ChangesItsFormula, False), (own.ChangesItsFormula, True), (own.ChangesItsOrder, True)]
+)
+def test_a_formula_that_changes_in_the_middle_is_reported(known, noise, kind, asked):
+    pipe = own.build(kind, known)
     plain = pipe(WORDS, W, STEPS, noise)
     with thg.enabled(pipe, LEAP):
         pipe(WORDS, W, STEPS, noise)

@@ -30,7 +30,7 @@ class Learned:
     """layout: how the branches are laid out. w: the guidance scale of the step. words: a description.
 
     number: index of the reading that fits, to check later steps. place: index of the call with the (first) branches
-    among the calls of its network in the step.
+    among the calls of its network in the step. samples: rows of each branch.
     """
 
     layout: Batched | Sequential
@@ -38,6 +38,7 @@ class Learned:
     words: str
     number: int = 0
     place: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
     conclusions = [_conclude(reading, found) for reading, found in zip(readings, fits, strict=True)]
     for number, conclusion in enumerate(conclusions):
         if isinstance(conclusion, Learned):
-            return replace(conclusion, number=number, place=_place(readings[number].branches.calls[0], calls))
+            branches = readings[number].branches
+            place, samples = _place(branches.calls[0], calls), len(branches.outputs[0])
+            return replace(conclusion, number=number, place=place, samples=samples)
     for conclusion in conclusions:
         if isinstance(conclusion, Unclear):
             return conclusion
@@ -88,9 +91,17 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
 
 
 def unexplained(learned: Learned, calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None) -> Tensor | None:
-    """The residual of the same reading at a later step, relative to rounding; on the device. None if it has changed."""
+    """The residual of the same reading at a later step, relative to rounding; on the device. None if it has changed.
+
+    Infinite if the branches have changed places: the other one has the larger share.
+    """
     reading = next(itertools.islice(read(calls, passed, sample), learned.number, None), None)
-    return None if reading is None else reading.measure()[0]
+    if reading is None:
+        return None
+    error, _, _, doubt, *shares = reading.measure().unbind()
+    cond = learned.layout.branches.index("cond")
+    swapped = (doubt < SURE) & (shares[cond] < 0.5) if cond < len(shares) else torch.zeros_like(doubt, dtype=torch.bool)
+    return torch.where(swapped, torch.inf, error)
 
 
 def _place(call: Outputs, calls: Sequence[Outputs]) -> int:
@@ -109,6 +120,8 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
     if not numbers.doubt < SURE:
         why = "its branches gave the same output (is the negative prompt the prompt?)"
         return Unclear(why, again=True, same_output=True)
+    if not any(shares):
+        return Unclear("guidance is off: zeros reach the scheduler", again=True, off=True)
     if numbers.scale < 0 and not (plain or reading.with_sample or reading.by_vector):
         return Unclear("its guidance formula changes the sign of its outputs, so the order of the branches is unclear")
     cond = max(range(len(shares)), key=lambda k: shares[k])
@@ -117,7 +130,7 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
         if w > 1 - SURE:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True, off=True)
         return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
-    if any(abs(share) < SURE for share in shares):
+    if reading.branches.stacked > 1 and any(abs(share) < SURE for share in shares[: reading.branches.stacked]):
         return Unclear("one of its branches has no effect in its first guided step, and may get one later", again=True)
     if sum(share > SURE for share in shares) > 1:
         return Unclear(

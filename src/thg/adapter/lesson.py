@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thg.adapter.call import Call
 from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.learn import Learned, learn, unexplained
 from thg.adapter.observe import SeenCall, candidates, outputs_of
@@ -128,6 +129,18 @@ class Lesson:
         """
         return self._known is not None and (scale is None or len(self._known.learned.layout.branches) > 2)
 
+    def doubts(self, call: Call) -> bool:
+        """Whether the rows of a call are in an order that the known layout does not tell.
+
+        It may be that of one sample, and the branches of several samples may alternate; in diffusers they do not.
+        """
+        if self._known is None or self.cls.__module__.startswith("diffusers."):
+            return False
+        layout, samples = self._known.learned.layout, self._known.learned.samples
+        if isinstance(layout, Sequential) or samples > 1 or call.name not in layout.denoisers:
+            return False
+        return call.rows > len(layout.branches)
+
     def refuse(self, why: str) -> UnsupportedPipelineError:
         """Makes all further runs of this pipeline plain CFG. Returns the error that ends this one's leaps."""
         self.refusal = why
@@ -178,7 +191,8 @@ class Lesson:
             return False  # it may be on in a later step
         if found.same_output and self.given is not None:
             return True  # nothing to check: both branches are equal
-        raise UnsupportedPipelineError(found.why) if found.again or self.given is not None else self.refuse(found.why)
+        lasting = not found.again and self.given is None and self._known is None
+        raise self.refuse(found.why) if lasting else UnsupportedPipelineError(found.why)
 
     def _found(self, found: Learned, seen: list[SeenCall], passed: Tensor) -> None:
         if self.given is None:

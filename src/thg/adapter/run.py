@@ -45,6 +45,7 @@ class PipelineRun:
         lesson.begin()
         self.plain_because = lesson.refusal  # why everything is evaluated
         self._settled = bool(self.plain_because)  # the layout was inferred or checked in this run, or is not needed
+        self._anew = False  # the known layout is inferred again
         self._seen: list[SeenCall] = []  # the calls of the current step, while they are needed
         self._rows_to_count = 0  # of the current step, evaluated without changes
         self._timesteps_before = getattr(pipe.scheduler, "timesteps", None)  # of an earlier run
@@ -65,7 +66,7 @@ class PipelineRun:
         if self.plain_because:
             return self._as_it_comes(call)
         try:
-            if layout is None or self._undecided(section, layout, caller):
+            if layout is None or self._undecided(section, layout, caller, call):
                 section.network(call)  # its caches start empty
                 return self._as_it_comes(call)
             output = self._answered(section, layout, caller, call)
@@ -94,17 +95,19 @@ class PipelineRun:
             return answer_control(section, layout, caller, call)
         return answer_batched(section, layout, caller, call, self._lesson.first_leap())
 
-    def _undecided(self, section: Section, layout: Batched | Sequential, caller: Caller) -> bool:
+    def _undecided(self, section: Section, layout: Batched | Sequential, caller: Caller, call: Call) -> bool:
         """Is it unknown whether this call is guided, or how, until the step is made?"""
-        if not self._settled and self._infers_anew(section):
+        if not self._settled and self._infers_anew(section, call):
+            self._anew = True
             return True
         if isinstance(layout, Sequential) or section.rows is not None:
             return False
         guided = caller.guidance_is_on
         return guided is None or (not guided and self._lesson.shapes_tell) or self._lesson.place > 0
 
-    def _infers_anew(self, section: Section) -> bool:
-        return section.adapts and self._lesson.infers_anew(section.run.guidance_scale)
+    def _infers_anew(self, section: Section, call: Call) -> bool:
+        measures = section.adapts and self._lesson.infers_anew(section.run.guidance_scale)
+        return measures or self._lesson.doubts(call)
 
     def _plan_for_scale(self, section: Section) -> None:
         """Uses the guidance scale that was measured in this run, if the pipeline does not tell it."""
@@ -151,7 +154,7 @@ class PipelineRun:
             return
         step, rows_to_count = section.step, self._rows_to_count
         try:
-            guided = self._lesson.judge(seen, passed, sample, anew=undecided and self._infers_anew(section))
+            guided = self._lesson.judge(seen, passed, sample, anew=undecided and self._anew)
             if undecided and not guided:
                 return
             self._settled = True
