@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from tests.adapter.families.case import ddim
-from thg.adapter.describe import describe
-from thg.adapter.host import host_copy
+from thg.adapter.describe import describe, host_copy
 from thg.adapter.response import scheduler_response
 from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
 from thg.adapter.solver_like import solver_like
