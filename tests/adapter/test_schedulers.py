@@ -44,6 +44,7 @@ def test_linear_and_noisy_as_the_table_says(name):
     found, reason = response(scheduler)
     assert torch.equal(torch.get_rng_state(), state)
     assert (found is None) == kind.adds_noise
+    assert found is None or found.has_memory() == (kind.order > 1)
     assert adds_noise(scheduler) == kind.adds_noise == ("noise" in reason)
     if kind.adds_noise:
         assert not SCHEDULERS[kind.instead].adds_noise

@@ -91,6 +91,11 @@ def test_the_final_state_is_the_sum_of_the_responses(sampler):
     assert final.item() == pytest.approx(torch.tensor(calls.response.final).float().dot(outputs).item(), rel=1e-5)
 
 
+def test_the_order_is_measured():
+    orders = [calls_of(sampler).run(SIGMAS.tolist()).order for sampler in (euler, heun, dpmpp_2m, clipped)]
+    assert orders == [1, 2, 2, 1]
+
+
 def test_heun_calls_twice_at_each_inner_level():
     calls = calls_of(heun)
     assert len(calls.sigmas) == 9
