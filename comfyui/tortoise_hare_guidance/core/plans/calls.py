@@ -61,6 +61,7 @@ class Calls:
             times=self.sigmas,
             response=self.response,
             no_response=self.no_response,
+            order=2 if self.response is not None and self.response.has_memory() else 1,
             adds_noise=self.adds_noise,
             weights=self.weights,
         )

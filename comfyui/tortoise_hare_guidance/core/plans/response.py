@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 LARGE = 100.0  # far larger than any network output
 LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
 FORGOTTEN = 0.01  # share of an output's effect that remains at the end of a run, below which nothing can be inferred
+REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
@@ -84,6 +85,13 @@ class Response:
         if not abs(final) > FORGOTTEN * abs(now) > 0:
             return self.matrix[n, first : n + 1]
         return np.asarray(self.matrix[-1, first : n + 1] * (now / final))
+
+    def has_memory(self) -> bool:
+        """Does an output act on more than its own call, as in solvers of higher order?"""
+        at_once = np.diagonal(self.matrix)
+        kept = self.matrix[:, 0] / self.matrix[-1, 0] if self.matrix[-1, 0] else np.zeros(len(at_once))
+        later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
+        return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
 
     def step_sizes(self) -> Array:
         """How far each call moves the network's input, per unit of its output."""
