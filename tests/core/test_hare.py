@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thg import Plan
+from thg import Plan, within
 from thg.plans import hare
 from thg.plans.guide import HareGuide, Run
+from thg.plans.planners import guide_maker
 from thg.plans.response import Response
 
 
@@ -86,6 +87,18 @@ def test_guidance_that_starts_late_is_evaluated_first():
     assert guide.evaluates(3)  # nothing is known yet, although 3 is not in the grid
     guide.observe(3, (), (torch.ones(1),))
     assert guide.evaluates(4)
+
+
+def test_a_planner_plans_from_the_step_at_which_guidance_begins():
+    run = replace(Run.of(28, 5.0), response=Response.one_step([1.0] * 28))
+    guide = guide_maker(within()).guide(run)
+    assert guide.evaluates(6)
+    later = within().plan(run.part(6, 28))
+    assert guide.plan.coarse == tuple(6 + step for step in later.coarse)
+    assert (guide.plan.steps, guide.plan.start) == (28, 6)
+    fixed = guide_maker(Plan(28, (0, 4))).guide(run)
+    assert fixed.evaluates(6)
+    assert fixed.plan.coarse == (0, 4)
 
 
 def test_guidance_that_comes_back_is_evaluated_first():

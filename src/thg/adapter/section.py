@@ -165,6 +165,7 @@ class Section:
         """Drops everything that holds tensors, and keeps what the summary needs."""
         self.empty_caches()
         self._networks.clear()
+        self.plan = self.guide.plan  # it may have begun later than the run
         del self.guide, self.visitor, self.key, self._schedule
         self.first = self.ahead = self.output = self.template = self.loop_time = None
 
