@@ -129,10 +129,14 @@ class Correction:
 
 
 class HareGuide:
-    """Follows a plan: Algorithm 1 as a predictor at the denoiser, with the errors of leaps corrected afterwards."""
+    """Follows a plan: Algorithm 1 as a predictor at the denoiser, with the errors of leaps corrected afterwards.
 
-    def __init__(self, plan: Plan, run: Run) -> None:
+    from_step: makes the plan to follow instead if the guidance begins at a later step.
+    """
+
+    def __init__(self, plan: Plan, run: Run, from_step: Callable[[int], Plan] | None = None) -> None:
         self.plan = plan
+        self._from_step = from_step
         self._at = run.positions
         self._run = run
         self._estimate: Estimate | None = _estimate(plan, run)
@@ -142,6 +146,10 @@ class HareGuide:
         self._corrections: list[Correction] = []  # those that act on this step or on later ones
 
     def evaluates(self, step: int) -> bool:
+        if self._from_step is not None:
+            if step > 0:
+                self.plan = self._from_step(step)
+            self._from_step = None
         if not self.plan.guides(step):
             return False
         # the pipeline may switch guidance on late, or on again: then there are no recent terms to predict from

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -241,7 +242,15 @@ class Planned:
     planner: Planner
 
     def guide(self, run: Run) -> Guide:
-        return HareGuide(self.planner.plan(run), run)
+        if isinstance(self.planner, Fixed):
+            return HareGuide(self.planner.plan(run), run)
+        return HareGuide(self.planner.plan(run), run, partial(self._from_step, run))
+
+    def _from_step(self, run: Run, first: int) -> Plan:
+        """The plan of a run whose guidance begins at a later step."""
+        plan = self.planner.plan(run.part(first, run.steps))
+        coarse = tuple(first + step for step in plan.coarse)
+        return replace(plan, steps=run.steps, coarse=coarse, start=first, cutoff=first + plan.end_of_guidance)
 
 
 Choice = str | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
