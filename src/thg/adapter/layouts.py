@@ -198,7 +198,8 @@ _register(
 _register(
     Refused("its edit branches are guided one by one, with masks or momentum of their own"),
     """
-    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL UniDiffuserPipeline
+    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
+    SemanticStableDiffusionPipeline StableDiffusionPipelineSafe UniDiffuserPipeline
     """,
 )
 _register(

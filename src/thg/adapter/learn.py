@@ -58,8 +58,14 @@ class Unclear:
     shapeless: bool = False
 
 
-def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None) -> Learned | Unclear:
-    """The layout from the calls of one step, its input to the scheduler, and the sample of that step."""
+def learn(
+    calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None, *, idle: bool = False
+) -> Learned | Unclear:
+    """The layout from the calls of one step, its input to the scheduler, and the sample of that step.
+
+    idle: predict branches without effect in this step, too. They may get one later, in pipelines that begin to edit
+    after some steps.
+    """
     readings = list(read(calls, passed, sample))
     if not readings:
         why = f"no guidance in this step ({_seen(calls, passed)})"
@@ -72,7 +78,7 @@ def learn(calls: Sequence[Outputs], passed: Tensor, sample: Tensor | None = None
         Fit.read(numbers, len(reading.branches.outputs))
         for reading, numbers in zip(readings, padded.tolist(), strict=True)
     ]
-    conclusions = [_conclude(reading, found) for reading, found in zip(readings, fits, strict=True)]
+    conclusions = [_conclude(reading, found, idle) for reading, found in zip(readings, fits, strict=True)]
     for number, conclusion in enumerate(conclusions):
         if isinstance(conclusion, Learned):
             branches = readings[number].branches
@@ -108,7 +114,7 @@ def _place(call: Outputs, calls: Sequence[Outputs]) -> int:
     return [other for other in calls if other.network == call.network].index(call)
 
 
-def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
+def _conclude(reading: Reading, numbers: Fit, idle: bool) -> Learned | Unclear | None:
     """The conclusion from a fit; None if the reading does not fit."""
     if not numbers.error < 1:
         return None
@@ -130,8 +136,6 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
         if w > 1 - SURE:
             return Unclear("guidance is off: one branch alone reaches the scheduler", again=True, off=True)
         return Unclear("its branches are averaged (guidance scale below 1?), so their order is unclear", again=True)
-    if reading.branches.stacked > 1 and any(abs(share) < SURE for share in shares[: reading.branches.stacked]):
-        return Unclear("one of its branches has no effect in its first guided step, and may get one later", again=True)
     if sum(share > SURE for share in shares) > 1:
         return Unclear(
             "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
@@ -144,18 +148,18 @@ def _conclude(reading: Reading, numbers: Fit) -> Learned | Unclear | None:
         return Unclear("it also calls its network for something else in each step, in the same way")
     words = f"w = {w:.3g}" + (", rescaled" if not plain or reading.by_vector else "")
     if reading.branches.stacked > 1:
-        return _batched(reading.branches, w, cond, words)
+        predicted = [k for k in range(len(shares)) if k != cond and (idle or abs(shares[k]) > SURE)]
+        return _batched(reading.branches, w, cond, predicted, words)
     return _sequential(reading.branches, shares, cond, words, rescales=reading.with_sample and not plain)
 
 
-def _batched(branches: Branches, w: float, cond: int, words: str) -> Learned | Unclear:
+def _batched(branches: Branches, w: float, cond: int, predicted: Sequence[int], words: str) -> Learned | Unclear:
     n = branches.stacked  # further calls are not changed
     if cond >= n:
         return Unclear("its conditional branch runs in a call of its own, after those that it is guided by")
     names = ["uncond" if n == 2 else f"branch {k + 1}" for k in range(n)]
     names[cond] = "cond"
-    predicted = tuple(name for name in names if name != "cond")
-    layout = Batched(tuple(names), predicted, (branches.calls[0].network,))
+    layout = Batched(tuple(names), tuple(names[k] for k in predicted if k < n), (branches.calls[0].network,))
     place = ("conditional", "unconditional")[cond] + " first" if n == 2 else f"conditional is number {cond + 1} of {n}"
     return Learned(layout, w, f"one call, {place}, {words}")
 

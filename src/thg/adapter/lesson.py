@@ -129,12 +129,16 @@ class Lesson:
         """
         return self._known is not None and (scale is None or len(self._known.learned.layout.branches) > 2)
 
+    @property
+    def _of_diffusers(self) -> bool:
+        return self.cls.__module__.startswith("diffusers.")
+
     def doubts(self, call: Call) -> bool:
         """Whether the rows of a call are in an order that the known layout does not tell.
 
         It may be that of one sample, and the branches of several samples may alternate; in diffusers they do not.
         """
-        if self._known is None or self.cls.__module__.startswith("diffusers."):
+        if self._known is None or self._of_diffusers:
             return False
         layout, samples = self._known.learned.layout, self._known.learned.samples
         if isinstance(layout, Sequential) or samples > 1 or call.name not in layout.denoisers:
@@ -180,7 +184,7 @@ class Lesson:
         shapes = (passed.shape, [tensor.shape for call in calls for tensor in call.outputs])
         if shapes == self._unguided:
             return False
-        found = learn(calls, passed, sample)
+        found = learn(calls, passed, sample, idle=self._of_diffusers)
         if isinstance(found, Learned):
             self._found(found, seen, passed)
             return True
