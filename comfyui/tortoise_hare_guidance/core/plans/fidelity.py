@@ -70,7 +70,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0, shape: Shape = 
 
     error: how far the final latents may be from plain CFG's with the same seed, relative to their norm. It is a target,
         set without knowing the network: with 0.01, 95 % of the runs of the shipped models end within 0.7 % (noise
-        model) or 2.4 % (flow model). `summary(pipe).estimated_error` estimates the result after a run, and `thg.tune`
+        model) or 1.3 % (flow model). `summary(pipe).estimated_error` estimates the result after a run, and `thg.tune`
         adapts the plan to the worst 5 % of a given network.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     shape: "tapered" has short leaps at both ends of a run; "even" is better on some networks, which `thg.tune` finds.
