@@ -119,6 +119,8 @@ def test_a_last_step_that_hardly_moves_the_state_is_not_worth_an_evaluation():
     assert balanced(flow_run(50), 14)[-1] == 49
     assert balanced(flow_run(50, last=0.001), 14)[-1] == 48
     assert balanced(flow_run(50, last=0.001), 50) == tuple(range(50))
+    assert balanced(flow_run(50, last=0.004), 13)[-1] == 48
+    assert balanced(flow_run(50, last=0.004), 30)[-1] == 49, "where most steps are evaluated"
 
 
 def test_an_end_of_small_steps_that_move_the_state_together_is_evaluated():
