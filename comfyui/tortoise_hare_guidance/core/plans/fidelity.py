@@ -143,7 +143,8 @@ def balanced(run: Run, count: int) -> tuple[int, ...]:
     by_distance = tapering(np.cumsum(sizes) - sizes / 2) * sizes
     density = density / density.mean() + by_distance / by_distance.mean()
     remaining = np.cumsum(sizes[::-1])[::-1] * run.steps
-    end = 1 + int(np.flatnonzero(remaining >= TINY)[-1])
+    tiny = min(TINY, (1 - count / run.steps) ** 2)  # where most steps are evaluated, a small error is left to gain
+    end = 1 + int(np.flatnonzero(remaining >= tiny)[-1])
     return lightest(density[: max(end, count)], count)
 
 
