@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import OUTER, balanced, evaluations_within, even, lightest, most_steps
+from thg.plans.fidelity import balanced, evaluations_within, even, lightest, most_steps, outer
 from thg.plans.guide import Run
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
@@ -78,8 +78,8 @@ def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:
     """What `lightest` makes small, written out."""
     passed = np.append(0.0, np.cumsum(density))
     leaps = [(passed[b] - passed[a]) ** 4 if b - a > 1 else 0.0 for a, b in pairwise(grid)]
-    leaps[0] *= OUTER
-    leaps[-1] *= OUTER
+    leaps[0] *= outer(len(grid))
+    leaps[-1] *= outer(len(grid))
     return float(np.sum(leaps))
 
 
