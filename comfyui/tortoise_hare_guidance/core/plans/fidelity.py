@@ -40,7 +40,7 @@ EVEN_DESPITE_NOISE = 0.02  # the error of evenly spread evaluations if the sched
 
 START, START_WIDTH = 2.0, 0.2  # additional density of evaluations at the start of a run, and over which share of it
 END, END_WIDTH = 2.0, 0.12
-OUTER = 4.0  # how much more the first leap counts, which has no slope, and the last, which nothing repairs
+OUTER = 4.0  # how much more the first leap may count, which has no slope, and the last, which nothing repairs
 TINY = 0.25  # in average steps: no evaluation is spent on the end of a run that moves the state by less
 LONGEST_RUN = 1000  # in steps, that is chosen for a budget
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
@@ -154,10 +154,15 @@ def tapering(x: Array) -> Array:
     return np.asarray(1 + start + END * np.exp(-(((1 - x) / END_WIDTH) ** 2)))
 
 
+def outer(count: int) -> float:
+    """How much more the first and the last leap count; with few evaluations all leaps are long, and count alike."""
+    return min(OUTER, max(1.0, count - 6.0))
+
+
 def lightest(density: Array, count: int) -> tuple[int, ...]:
     """The `count` steps, including the first and the last, whose leaps have the least total weight.
 
-    The weight of a leap is the fourth power of the density that it covers, `OUTER` times that for the first and the
+    The weight of a leap is the fourth power of the density that it covers, `outer` times that for the first and the
     last leap, and 0 for a leap to the next step, where nothing is predicted. Found by dynamic programming over the last
     evaluation.
     """
@@ -171,8 +176,8 @@ def lightest(density: Array, count: int) -> tuple[int, ...]:
     ends = np.arange(steps)[:, None]
     starts = ends - np.arange(1, longest + 1)  # row: the step where a leap ends; column: how long it is
     weight = (covered[ends] - covered[np.maximum(starts, 0)]) ** 4
-    weight[starts == 0] *= OUTER
-    weight[-1] *= OUTER
+    weight[starts == 0] *= outer(count)
+    weight[-1] *= outer(count)
     weight[:, 0] = 0.0
     weight[starts < 0] = np.inf
     best = np.where(np.arange(steps) == 0, 0.0, np.inf)  # of the grids so far, by their last step
