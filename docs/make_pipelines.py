@@ -4,8 +4,7 @@
 
 CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why`, `summary`
 (of a run with leaps) and `note` (of one with the default planner): one for each tiny pipeline that was run through
-plain CFG, a full plan, leaps, a repeated run, a broken run and disable. `earlier` marks those that passed all of this
-with an earlier state of the code, and a run with leaps with this one.
+plain CFG, a full plan, leaps, a repeated run, a broken run and disable.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ def main(check: Path) -> None:
     layouts = known_layouts()
     supported = [name for name in {*layouts, *results} if not isinstance(layouts.get(name), Refused)]
     not_run = [name for name in supported if not any(row["status"] in RUN for row in results.get(name, []))]
-    earlier = sum("earlier" in row for row in rows)
-    reused = f" ({earlier} of them with an earlier state of the code, and a run with leaps with this one)"
     lines = [
         "# Pipelines that work",
         "",
@@ -45,7 +42,7 @@ def main(check: Path) -> None:
         "with plain CFG, a full plan (must be equal), leaps of two (must evaluate half of the unconditional rows), a "
         "second time (must be equal to the bit), after a run that raised, after `thg.disable` (must be equal to the "
         "bit), and with the default planner, also on a simulated accelerator, where no operation may mix devices. "
-        f"**{counts['ok']} of {guided} variants with guidance pass all of this**{reused if earlier else ''}, "
+        f"**{counts['ok']} of {guided} variants with guidance pass all of this**, "
         f"{counts['refused']} are refused with a reason, {counts['wrong'] + counts['crash']} fail. {len(not_run)} of "
         f"the {len(supported)} pipelines below were not run: most have no tiny version.{_corrector(rows)}",
         "",

@@ -82,6 +82,11 @@ def test_two_calls_at_one_position_count_once():
     assert _walk(plan, [0, 5, 2, 9], positions=[0, 1, 1, 2]) == [0.0, 5.0, 2.0, 4.0]
 
 
+def test_calls_at_almost_the_same_time_count_as_one():
+    plan = Plan(4, (0, 1, 2), hare_order=2)
+    assert _walk(plan, [0, 5, 2, 9], positions=[0, 1, 1 + 1e-7, 2]) == pytest.approx([0.0, 5.0, 2.0, 4.0], abs=1e-5)
+
+
 def test_guidance_that_starts_late_is_evaluated_first():
     guide = HareGuide(Plan(6, (0, 4)), Run.of(6))
     assert guide.evaluates(3)  # nothing is known yet, although 3 is not in the grid

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 MEMORY = 2  # evaluations that a prediction of the highest order needs
+TOGETHER = 0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference
 
 
 def weights(positions: Sequence[float], position: float, order: int, damping: float = 1.0) -> tuple[float, ...]:
@@ -74,7 +75,7 @@ class History:
 
     def ends_at(self, position: float) -> bool:
         """Is the last evaluation at this position?"""
-        return bool(self._positions) and self._positions[-1] == position
+        return bool(self._positions) and abs(self._positions[-1] - position) < TOGETHER
 
     def add(self, position: float, term: tuple[Tensor, ...]) -> None:
         if self.ends_at(position):
