@@ -141,7 +141,12 @@ class Session:
         if no_corrector:
             run = replace(run, response=None, no_response=no_corrector)
         plan = self.settings.plan(run, percent_to_sigma)
-        self._known = Known(calls, run, plan)
+        self._known = Known(
+            calls,
+            run,
+            plan,
+            lambda first: self.settings.plan(run.part(first, run.steps), percent_to_sigma).after(first),
+        )
         if self.settings.by_error and plan.evaluations == run.steps:
             self.note = (
                 f"nothing to save: an error of {self.settings.error:g} needs both branches at all {run.steps} calls"
@@ -169,18 +174,19 @@ class Session:
 
 @dataclass(frozen=True)
 class Known:
-    """The calls, description and plan of a run, known before it starts."""
+    """The calls, description and plan of a run, known before it starts. from_step: the plan from a later call on."""
 
     calls: Calls
     run: Run
     plan: Plan
+    from_step: Callable[[int], Plan]
 
     def expects(self, call: int, sigma: float) -> bool:
         """Is this call, at this noise level, the one of the dry run?"""
         return call < self.run.steps and math.isclose(sigma, self.calls.sigmas[call], rel_tol=1e-3, abs_tol=1e-6)
 
     def guide(self) -> DenoisedGuide:
-        return DenoisedGuide(HareGuide(self.plan, self.run), self.calls.units)
+        return DenoisedGuide(HareGuide(self.plan, self.run, self.from_step), self.calls.units)
 
 
 class Remembered:
@@ -192,7 +198,8 @@ class Remembered:
 
     def evaluates(self, call: int, cfg: float | None) -> bool:
         before, self._cfg = self._cfg, cfg
-        return cfg != before or self.guide.evaluates(call)
+        planned = self.guide.evaluates(call)
+        return planned or cfg != before
 
 
 def _cfg(guider: Any) -> float | None:

@@ -90,6 +90,16 @@ class Plan:
         ):
             object.__setattr__(self, name, value)
 
+    def after(self, steps: int) -> Plan:
+        """The same plan after so many steps without guidance."""
+        return replace(
+            self,
+            steps=steps + self.steps,
+            coarse=tuple(steps + step for step in self.coarse),
+            start=steps + self.start,
+            cutoff=steps + self.end_of_guidance,
+        )
+
     # -- what the plan costs
 
     @property

@@ -248,9 +248,7 @@ class Planned:
 
     def _from_step(self, run: Run, first: int) -> Plan:
         """The plan of a run whose guidance begins at a later step."""
-        plan = self.planner.plan(run.part(first, run.steps))
-        coarse = tuple(first + step for step in plan.coarse)
-        return replace(plan, steps=run.steps, coarse=coarse, start=first, cutoff=first + plan.end_of_guidance)
+        return self.planner.plan(run.part(first, run.steps)).after(first)
 
 
 Choice = str | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
