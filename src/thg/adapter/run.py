@@ -183,6 +183,7 @@ class PipelineRun:
                 raise UnsupportedPipelineError(f"its network got {section.rows} rows in a step that looked guided")
         guided = [call for call in seen if call.call.name in layout.networks]
         if section.cache_names:  # they have features of all branches: begin with the next step
+            section.guide.evaluates(section.step + 1)  # the plan begins with this one
             section.empty_caches()
             self._rows_to_count = sum(rows_of(call.output) for call in guided)
             return
