@@ -1,9 +1,8 @@
 """Which evaluations a run that adds noise can do without.
 
-New noise changes the guidance term in ways that no prediction knows, so every skipped evaluation costs about the same
-error, however short the leap, times the weight of the call in the final state. Early in a run such an error may lead to
-another picture, and nothing repairs one in the last step. So the light calls of the later half are skipped, no two in a
-row.
+New noise changes the guidance term in ways that no prediction knows, so even the shortest leap has an error, and what
+counts is the weight of the skipped call in the final state. Early in a run an error may lead to another picture, and
+nothing repairs one in the last step. So the light calls of the later half are skipped, no two in a row.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ SECOND_ORDER = 1.1  # ... a higher-order scheduler needs this factor more ...
 SHORT_RUN = 4.0  # ... and a run of N steps, where leaps are short, needs N / (N + 4) of them ...
 WITHOUT_CORRECTOR = 1.35  # ... or this factor more without the corrector
 
-EVEN_DESPITE_NOISE = 0.02  # the error of evenly spread evaluations if the scheduler adds noise, however many
+EVEN_DESPITE_NOISE = 0.02  # about the error of evenly spread evaluations if the scheduler adds noise
 
 START, START_WIDTH = 2.0, 0.2  # additional density of evaluations at the start of a run, and over which share of it
 END, END_WIDTH = 2.0, 0.12
