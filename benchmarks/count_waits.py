@@ -18,7 +18,7 @@ import thg
 from tests.adapter.families import FAMILIES, Case
 from tests.device.accelerator import NAME, counted_waits
 from tests.device.test_device import on
-from thg.adapter import lesson
+from thg.pipelines import lesson
 
 TARGET = 2
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import thg
 from tests.adapter import own_pipelines as own
-from thg.adapter import lesson
 from thg.adapter.call import same_arguments
 from thg.adapter.schedule import Schedule
+from thg.pipelines import lesson
 
 WORDS = ["a dark ankle boot", "a pale dress"]
 STEPS, W = 8, 5.0

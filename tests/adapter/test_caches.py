@@ -25,8 +25,8 @@ from tests.adapter.programs import (
     deepcache,
     package,
 )
-from thg.adapter import lesson
 from thg.adapter.caches.deepcache import _extrapolated
+from thg.pipelines import lesson
 
 LEAPS = thg.uniform(every=4)
 

@@ -30,8 +30,8 @@ from thg.bench.methods.ours import BothLeap, Guided, PlainCFG
 from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
 from thg.bench.methods.policy import Pilot
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.plans.guide import Run
 from thg.plans.planners import Planned
+from thg.plans.run import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
 

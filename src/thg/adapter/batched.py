@@ -17,7 +17,7 @@ from thg.adapter.layouts import Batched
 from thg.adapter.outputs import assemble, branch_terms, difference, expand_rows, unconditional
 from thg.adapter.section import Section
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term
+from thg.plans.run import Term
 
 EXTRA = ("uncond_stg", "uncond_modality")  # cache contexts of other guidance methods, with one branch per call
 
@@ -37,9 +37,6 @@ def answer_batched(
     if call.rows != section.rows:
         return _one_branch(section, caller, call)
     step = section.guided_step(caller, call)
-    if layout.kept == [layout.cond] and (own := section.predicted_conditional()) is not None:
-        section.count(0, instead_of=n)
-        return _filled(section.template, [own] * n, layout, section.guide.predict(step, own))
     if section.guide.evaluates(step):
         return _evaluated(section, call, layout)
     with layout.without_predicted(caller.pipe), leap:

@@ -16,9 +16,9 @@ from thg.adapter.identity import fingerprint
 from thg.adapter.outputs import outline, tensors_of
 from thg.adapter.schedule import Schedule
 from thg.errors import UnsupportedPipelineError
-from thg.plans.both import BothGuide
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term, Visitor
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.response import ADDS_NOISE
+from thg.plans.run import Run
 
 
 class Section:
@@ -142,14 +142,6 @@ class Section:
         """Keeps the outline of an output, without its numbers, for outputs that are predicted entirely."""
         if self.template is None:
             self.template = outline(output)
-
-    def predicted_conditional(self) -> Term | None:
-        """The predicted conditional output of this step, with the types of the network's; None if it must run."""
-        output = self.guide.conditional(self.step) if isinstance(self.guide, BothGuide) else None
-        if output is None:
-            return None
-        dtypes = [tensor.dtype for tensor in tensors_of(self.template)]  # a template may have more samples
-        return tuple(part.to(dtype) for part, dtype in zip(output, dtypes, strict=False))
 
     def watch(self, call: Call, output: Any) -> None:
         """Checks the output of the last call: NaN spreads to all later states, so this covers the whole run."""

@@ -18,7 +18,7 @@ from thg.adapter.layouts import Sequential
 from thg.adapter.outputs import assemble, branch_terms, difference, unconditional
 from thg.adapter.section import Section
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term
+from thg.plans.run import Term
 
 CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # diffusers' cache contexts
 
@@ -45,10 +45,6 @@ def _conditional_first(section: Section, layout: Sequential, caller: Caller, cal
     section.next_step(caller, call)
     section.first = call.kept()
     guided = section.guided_at == section.step - 1  # assumed: the other branch is called later
-    if guided and (own := section.predicted_conditional()) is not None:
-        section.count(0, instead_of=1)
-        section.output = assemble(section.template, [own])
-        return section.output
     refresh = guided and section.guide.evaluates(section.step)
     section.output = _counted(section, section.network(call).first_of_two(call, refresh))
     section.keep_form(section.output)

@@ -10,7 +10,6 @@ from thg.adapter.caches.cache_dit import find_cache_dit
 from thg.adapter.caches.deepcache import find_deepcache
 from thg.adapter.caches.hooks import find_hooks
 from thg.errors import UnsupportedPipelineError
-from thg.plans.both import BothGuide
 from thg.plans.guide import Guide, Visitor
 
 
@@ -60,11 +59,6 @@ def caches_for(network: Any, guide: Guide) -> Caches:
         return Caches()
     order = 1 if guide.plan is None else guide.plan.hare_order
     caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
-    if caches and isinstance(guide, BothGuide):
-        raise UnsupportedPipelineError(
-            f"leap_both skips whole steps, and {caches[0].name} inside this network counts them: use another "
-            "plan with it, such as thg.within(0.01), or disable it"
-        )
     if caches and isinstance(guide, Visitor):
         raise UnsupportedPipelineError(
             f"calibration measures the network itself, and {caches[0].name} is inside this one: disable it, "
