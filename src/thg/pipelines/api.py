@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -13,8 +13,7 @@ from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.pipelines.enabled import EnabledPipeline
-from thg.plans.fidelity import within
-from thg.plans.planners import Choice, Planned, guide_maker, tapered
+from thg.plans.planners import Choice, Planned, guide_maker
 from thg.plans.report import Summary, combined
 
 
@@ -29,7 +28,7 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     Enabling again replaces the plan.
     """
-    maker = guide_maker(_abbreviated(plan))
+    maker = guide_maker(plan)
     own = layout if layout is not None else layout_of(pipe)
     _check(pipe, own)
     if isinstance(own, Delegates):
@@ -83,16 +82,6 @@ def summary(pipe: Any) -> Summary:
     if not parts:
         raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
     return combined(type(pipe).__name__, parts)
-
-
-def _abbreviated(plan: Any) -> Choice:
-    """The planner of a number: 0.5 is a share of the evaluations, "1%" a tolerance."""
-    if isinstance(plan, float):
-        return tapered(plan)
-    if isinstance(plan, str) and plan.endswith("%"):
-        with suppress(ValueError):
-            return within(float(plan[:-1]) / 100)
-    return cast(Choice, plan)
 
 
 # -- the parts of a pipeline

@@ -31,7 +31,7 @@ from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run
 
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
-NOT_COUNTED = "controlnet"  # runs beside the denoiser
+BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
 LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 
 
@@ -145,7 +145,7 @@ class LeapingRun:
         made = SeenCall.of(call, call, seen)
         self._ended = time.perf_counter()
         self._calls[index : index + 1] = [made]
-        if NOT_COUNTED not in call.name:
+        if not any(name in call.name for name in BESIDE):
             self._rows += rows_of(made.output)
         return made.output
 
@@ -225,10 +225,11 @@ class LeapingRun:
         """Counts the evaluations of a step."""
         if self._evaluating:
             branches = self._rows // samples if self._rows % samples == 0 else len(self._calls)
-            self._plain_evaluations.append(branches)
+            self._evaluations.append(branches)
+            self._plain_evaluations.append(max(branches, self._index) if self._broken else branches)
         else:
+            self._evaluations.append(0)
             self._plain_evaluations.append(self._plain_evaluations[-1])
-        self._evaluations.append(branches if self._evaluating else 0)
 
     # -- afterwards
 
