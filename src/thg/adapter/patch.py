@@ -9,33 +9,49 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 
 from thg.adapter import run
 from thg.adapter.call import Call
 from thg.adapter.classes import original_class, restore, substitute
+from thg.plans.report import Summary
 
-if TYPE_CHECKING:
-    from thg.adapter.takeover import Takeover
+class Owner(Protocol):
+    """An enabled pipeline."""
 
-Names = dict["Takeover", str]  # of a network, in the pipeline of each takeover
+    run: Any  # the open one, or None
+
+    def opened_run(self, pipe: Any) -> AbstractContextManager[None]:
+        """A context for a call of the pipeline."""
+
+    def redo(self, pipe: Any) -> None:
+        """Patches the pipeline again."""
+
+    def undo(self, pipe: Any) -> None:
+        """Restores the pipeline."""
+
+    def summary(self) -> Summary:
+        """The cost of the last run."""
+
+
+Names = dict[Owner, str]  # of a network, in the pipeline of each owner
 
 _networks: weakref.WeakKeyDictionary[torch.nn.Module, Names] = weakref.WeakKeyDictionary()
-_pipelines: weakref.WeakKeyDictionary[Any, Takeover] = weakref.WeakKeyDictionary()
+_pipelines: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
 # -- pipelines
 
 
-def takeover_of(pipe: Any) -> Takeover | None:
+def takeover_of(pipe: Any) -> Owner | None:
     """The takeover of an enabled pipeline."""
     return _pipelines.get(pipe)
 
 
-def route_calls(pipe: Any, takeover: Takeover) -> None:
+def route_calls(pipe: Any, takeover: Owner) -> None:
     """Makes each call of the pipeline open a run of this takeover."""
 
     @functools.wraps(original_class(pipe).__call__)
@@ -64,7 +80,7 @@ def restore_calls(pipe: Any) -> None:
 # -- networks
 
 
-def acquire(network: torch.nn.Module, takeover: Takeover, name: str) -> None:
+def acquire(network: torch.nn.Module, takeover: Owner, name: str) -> None:
     """Routes the calls of a network to the runs of a takeover."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
@@ -73,7 +89,7 @@ def acquire(network: torch.nn.Module, takeover: Takeover, name: str) -> None:
     _networks.setdefault(network, {})[takeover] = name
 
 
-def release(network: torch.nn.Module, takeover: Takeover) -> None:
+def release(network: torch.nn.Module, takeover: Owner) -> None:
     """Undoes `acquire`; the network is restored when no takeover is left."""
     names = _networks.get(network)
     if names is None:

@@ -29,7 +29,7 @@ from thg.errors import UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
 from thg.plans.report import Summary
 
-current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
+current: ContextVar[Any] = ContextVar("thg_run", default=None)
 
 
 class PipelineRun:

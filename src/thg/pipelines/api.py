@@ -35,13 +35,13 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
         for part in _parts(pipe, own):
             enable(part, plan)
         return pipe
-    network_leaps = isinstance(maker, Planned) and maker.skips == "network"
-    if not network_leaps and isinstance(own, Refused):
-        raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
-    disable(pipe)
-    if network_leaps:
+    if isinstance(maker, Planned) and maker.skips == "network":
+        disable(pipe)
         EnabledPipeline(pipe, maker)
+    elif isinstance(own, Refused):
+        raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
     else:
+        disable(pipe)
         Takeover(pipe, own, maker)
     return pipe
 
