@@ -19,6 +19,7 @@ from thg.adapter.call import Call
 from thg.adapter.classes import original_class, restore, substitute
 from thg.plans.report import Summary
 
+
 class Owner(Protocol):
     """An enabled pipeline."""
 

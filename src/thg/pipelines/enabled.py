@@ -12,10 +12,13 @@ import torch
 
 from thg.adapter import patch
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
+from thg.pipelines.remembered import remembered
 from thg.pipelines.run import LeapingRun
 from thg.pipelines.watch import networks_of
-from thg.plans.planners import Planned
+from thg.plans.planners import Planned, guide_maker
 from thg.plans.report import Summary
+
+DEFAULT = guide_maker(None)  # for which a result of `thg.tune` is used, if there is one
 
 
 class EnabledPipeline:
@@ -66,7 +69,8 @@ class EnabledPipeline:
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
             self._route(networks_of(pipe))
-            self.run = self._last = run = LeapingRun(self, pipe, self.planned)
+            tuned = remembered(pipe) if self.planned == DEFAULT else None
+            self.run = self._last = run = LeapingRun(self, pipe, self.planned if tuned is None else Planned(tuned))
         try:
             with run.opened():
                 yield

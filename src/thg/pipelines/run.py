@@ -29,6 +29,7 @@ from thg.plans.planners import Planned
 from thg.plans.report import Summary
 from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run
+from thg.plans.tuned import Tuned
 
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
@@ -269,6 +270,8 @@ class LeapingRun:
                 yield f"everything was evaluated: {loop.run.no_response}, and noise cannot be predicted"
             elif loop.run.response is None:
                 yield f"predictions were not corrected: {loop.run.no_response}"
+        if isinstance(self._planned.planner, Tuned):
+            yield str(self._planned.planner)
         if self.calls_outside:
             yield (
                 f"{self.calls_outside} network calls came from another thread or task than the run and were evaluated; "

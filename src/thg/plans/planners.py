@@ -261,7 +261,7 @@ class Planned:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
         share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
-        return Leaps(plan, run, Estimate(share))
+        return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
 
     def guide(self, run: Run) -> Guide:
         """A run in which the guidance term leaps."""
