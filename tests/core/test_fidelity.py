@@ -18,7 +18,9 @@ def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None 
     sigmas = np.linspace(1, 1 / steps, steps)
     sigmas = np.append(shift * sigmas / (1 + (shift - 1) * sigmas), 0.0)
     sigmas[-2] = last or sigmas[-2]
-    return replace(Run.of(steps, w), response=Response.one_step(np.diff(sigmas).tolist()))
+    levels = np.maximum(sigmas[:-1], 1e-9)
+    log_snr = tuple((2 * np.log(np.maximum(1 - levels, 1e-9) / levels)).tolist())
+    return replace(Run.of(steps, w), response=Response.one_step(np.diff(sigmas).tolist()), log_snr=log_snr)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 10, 20, 28, 50, 100, 1000])
@@ -67,7 +69,6 @@ def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:
     """What `_lightest` makes small, written out."""
     passed = np.append(0.0, np.cumsum(density))
     leaps = [(passed[b] - passed[a]) ** PRIOR.power if b - a > 1 else 0.0 for a, b in pairwise(grid)]
-    leaps[-1] *= PRIOR.outer
     return float(np.sum(leaps))
 
 
@@ -99,6 +100,20 @@ def test_uneven_steps_move_the_grid():
     """With shift 3 most of the way is made at the end of the run, so leaps are shorter there than with even steps."""
     even, shifted = (grid(flow_run(50, shift), 14) for shift in (1.0, 3.0))
     assert sum(i >= 25 for i in shifted) > sum(i >= 25 for i in even)
+
+
+def test_the_noise_levels_of_edm_do_not_leave_the_end_unevaluated():
+    """From 80 to 0.002 the first steps move the state most, and the picture is made by the last ones."""
+    rho = 7.0
+    sigmas = (80 ** (1 / rho) + np.linspace(0, 1, 30) * (0.002 ** (1 / rho) - 80 ** (1 / rho))) ** rho
+    run = replace(
+        Run.of(30),
+        response=Response.one_step(np.diff(np.append(sigmas, 0)).tolist()),
+        log_snr=tuple((-2 * np.log(sigmas)).tolist()),
+    )
+    steps = grid(run, 15)
+    assert max(b - a for a, b in pairwise(steps)) <= 4
+    assert sum(step >= 15 for step in steps) >= 6
 
 
 @pytest.mark.parametrize("count", [3, 5, 14, 27, 28])

@@ -132,7 +132,7 @@ def test_the_default_keeps_its_tolerance_on_a_smooth_model(scale):
         plain, found = final(thg.tapered(1.0), steps, scale=scale), final(None, steps, scale=scale)
         assert found.summary.nfe < share * found.summary.cfg_nfe
         errors = (found.x - plain.x).norm(dim=1) / plain.x.norm(dim=1)
-        assert float(errors.median()) < 0.01 > float(errors.max()) / 2
+        assert float(errors.median()) < 0.01
 
 
 @pytest.mark.parametrize("solver", [ddim(), dpm_multistep()], ids=["first order", "second order"])

@@ -40,8 +40,8 @@ def denoiser_of(pipe: Any) -> torch.nn.Module | None:
 
 def uncompiled(network: torch.nn.Module) -> torch.nn.Module:
     """The network inside a compiled one."""
-    while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):
-        network = network._orig_mod
+    while isinstance(inner := getattr(network, "_orig_mod", None), torch.nn.Module):
+        network = inner
     return network
 
 
