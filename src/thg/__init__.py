@@ -40,7 +40,18 @@ if TYPE_CHECKING:
     from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
-    from thg.pipelines import Batched, Sequential, Summary, disable, enable, enabled, is_enabled, summary
+    from thg.pipelines import (
+        Batched,
+        Sequential,
+        Summary,
+        disable,
+        enable,
+        enabled,
+        is_enabled,
+        preview,
+        summary,
+        supported,
+    )
 
 _LAZY = {
     "Batched": "thg.pipelines",
@@ -53,9 +64,11 @@ _LAZY = {
     "enabled": "thg.pipelines",
     "is_enabled": "thg.pipelines",
     "plan_for": "thg.adapter.budget",
+    "preview": "thg.pipelines",
     "read_schedule": "thg.adapter.schedulers",
     "shipped_pipeline": "thg.models",
     "summary": "thg.pipelines",
+    "supported": "thg.pipelines",
     "tune": "thg.calibration",
 }
 
@@ -88,10 +101,12 @@ __all__ = [
     "m_max",
     "plan_for",
     "preset",
+    "preview",
     "read_schedule",
     "sample",
     "shipped_pipeline",
     "summary",
+    "supported",
     "tapered",
     "tune",
     "uniform",

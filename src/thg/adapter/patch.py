@@ -24,6 +24,7 @@ class Owner(Protocol):
     """An enabled pipeline."""
 
     run: Any  # the open one, or None
+    maker: Any  # what was enabled
 
     def opened_run(self, pipe: Any) -> AbstractContextManager[None]:
         """A context for a call of the pipeline."""

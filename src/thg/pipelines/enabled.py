@@ -25,7 +25,7 @@ class EnabledPipeline:
     """What was patched, so that it can be restored, and the current run. Keeps neither pipeline nor networks alive."""
 
     def __init__(self, pipe: Any, planned: Planned) -> None:
-        self.name, self.planned = type(pipe).__name__, planned
+        self.name, self.maker = type(pipe).__name__, planned
         self.run: LeapingRun | None = None  # the open one
         self._last: LeapingRun | None = None
         self._lock = threading.Lock()
@@ -69,8 +69,8 @@ class EnabledPipeline:
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
             self._route(networks_of(pipe))
-            tuned = remembered(pipe) if self.planned == DEFAULT else None
-            self.run = self._last = run = LeapingRun(self, pipe, self.planned if tuned is None else Planned(tuned))
+            tuned = remembered(pipe) if self.maker == DEFAULT else None
+            self.run = self._last = run = LeapingRun(self, pipe, self.maker if tuned is None else Planned(tuned))
         try:
             with run.opened():
                 yield

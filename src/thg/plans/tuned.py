@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -63,13 +63,12 @@ class Tuned:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             found = data.pop("format", None)
-            if found != FORMAT or set(data) != {field.name for field in fields(cls)}:
-                raise ValueError(f"its format is {found!r}, not {FORMAT!r}")
             tuned = cls(**data)
-            if not (0 < tuned.error < 1 and 0.1 <= tuned.effort <= 10 and tuned.factor > 0):
-                raise ValueError("error, effort or factor is out of range")
+            valid = 0 < tuned.error < 1 and 0.1 <= tuned.effort <= 10 and tuned.factor > 0
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise PlanError(f"{path} is no file of Tuned.save ({error}); run thg.tune again") from None
+        if found != FORMAT or not valid:
+            raise PlanError(f"{path} is no file of Tuned.save, or not of this version of thg; run thg.tune again")
         return tuned
 
 
