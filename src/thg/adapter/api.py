@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of
+from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of, require_layout, unknown_layout
 from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
@@ -21,12 +21,14 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     plan: a `Plan`, a planner such as `thg.within(0.01)`, `thg.tapered(0.65)` or one of a profile, or the name of a
         preset. Default: `thg.within(0.01)`, which keeps the result within about 1 % of plain CFG's.
-    layout: how the pipeline lays out its branches (`thg.Batched()`, `thg.Sequential()`). By default it is inferred
-        from the first guided step; `thg.summary(pipe).layout` is the result.
+    layout: how the pipeline lays out its branches (`thg.Batched()`, `thg.Sequential()`). By default that of its class;
+        thg knows those of diffusers. It is checked at the first guided step of each run.
 
     Enabling again replaces the plan.
     """
-    chosen_layout = layout or _layout(pipe)
+    if layout is not None:
+        require_layout(layout)
+    chosen_layout = _layout(pipe) if layout is None else layout
     maker = guide_maker(plan)
     if isinstance(chosen_layout, Delegates):
         for part in _parts(pipe, chosen_layout):
@@ -70,7 +72,7 @@ def summary(pipe: Any) -> Summary:
 # -- the layout and parts of a pipeline
 
 
-def _layout(pipe: Any) -> Batched | Sequential | Delegates | None:
+def _layout(pipe: Any) -> Batched | Sequential | Delegates:
     if isinstance(pipe, torch.nn.Module) or not hasattr(pipe, "components"):
         raise UnsupportedPipelineError(
             f"thg.enable takes a diffusers pipeline, not {type(pipe).__name__}; without diffusers, use thg.sample"
@@ -84,6 +86,8 @@ def _layout(pipe: Any) -> Batched | Sequential | Delegates | None:
         )
     if not isinstance(layout, Delegates) and not hasattr(getattr(pipe, "scheduler", None), "set_timesteps"):
         raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: it has no scheduler")
+    if layout is None:
+        raise unknown_layout(type(pipe).__name__)
     return layout
 
 

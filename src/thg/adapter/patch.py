@@ -17,6 +17,7 @@ import torch
 from thg.adapter import run
 from thg.adapter.call import Call
 from thg.adapter.classes import original_class, restore, substitute
+from thg.adapter.stated import arguments_of
 
 if TYPE_CHECKING:
     from thg.adapter.takeover import Takeover
@@ -44,7 +45,7 @@ def route_calls(pipe: Any, takeover: Takeover) -> None:
         found = _pipelines.get(self)
         if found is None:
             return plain(self, *args, **kwargs)
-        with found.opened_run(self):
+        with found.opened_run(self, arguments_of(plain, self, *args, **kwargs)):
             return plain(self, *args, **kwargs)
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:

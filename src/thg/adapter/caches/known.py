@@ -10,7 +10,6 @@ from thg.adapter.caches.cache_dit import find_cache_dit
 from thg.adapter.caches.deepcache import find_deepcache
 from thg.adapter.caches.hooks import find_hooks
 from thg.errors import UnsupportedPipelineError
-from thg.plans.both import BothGuide
 from thg.plans.guide import Guide, Visitor
 
 
@@ -56,15 +55,10 @@ def caches_for(network: Any, guide: Guide) -> Caches:
 
     None if the guide does not leap: then the caches are not changed.
     """
-    if not leaps(guide):
+    if guide.plan is not None and guide.plan.nfe == 2 * guide.plan.steps:
         return Caches()
     order = 1 if guide.plan is None else guide.plan.hare_order
     caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
-    if caches and isinstance(guide, BothGuide):
-        raise UnsupportedPipelineError(
-            f"leap_both skips whole steps, and {caches[0].name} inside this network counts them: use another "
-            "plan with it, such as thg.within(0.01), or disable it"
-        )
     if caches and isinstance(guide, Visitor):
         raise UnsupportedPipelineError(
             f"calibration measures the network itself, and {caches[0].name} is inside this one: disable it, "
@@ -72,8 +66,3 @@ def caches_for(network: Any, guide: Guide) -> Caches:
         )
     caches.empty()
     return caches
-
-
-def leaps(guide: Guide) -> bool:
-    """Whether some of the steps may be skipped."""
-    return guide.plan is None or guide.plan.nfe < 2 * guide.plan.steps
