@@ -51,6 +51,10 @@ class OneCall:
             return self._noted(run.network(call).apart(call))
         layout = self._layout.at_present(run.pipe)
         n = len(layout.branches)
+        if self.undecided is not None or (self._guided and call.rows == self._rows):
+            raise UnsupportedPipelineError(
+                "it calls its network with all branches more than once between two steps of its scheduler"
+            )
         if self._rows is None and call.rows % n == 0:
             if not run.says_guided:
                 if not layout.explained:
@@ -61,8 +65,6 @@ class OneCall:
             self._rows = call.rows
         if call.rows != self._rows:
             return self._one_branch(call)
-        if self._guided:
-            raise UnsupportedPipelineError("it calls its network with all branches more than once in a step")
         run.begin_guided_step()
         self._guided = True
         if run.guide.evaluates(run.step):

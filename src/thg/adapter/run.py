@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thg.adapter.branches import OneCall, TwoCalls
 from thg.adapter.caches import CachedNetwork
-from thg.adapter.call import Call, is_sample
+from thg.adapter.call import Call, is_sample, time_on_host
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential, in_words
@@ -74,6 +74,7 @@ class PipelineRun:
         self.begun = False  # the network has been called since the last step of the scheduler
         self._guided_at = -1  # the last step with guidance
         self._first_step = True  # of the scheduler in this pass
+        self._times_are_known = False  # the network gets the scheduler's own times
         self._plain_rows = 0  # of the current step, evaluated without changes
         # for the summary
         self.passes: list[_Pass] = []
@@ -93,6 +94,8 @@ class PipelineRun:
         try:
             if call.name not in self._layout.networks and isinstance(self._branches, OneCall):
                 return self._branches.control(call)
+            if not self.begun:
+                self._require_time(call.time)
             output = self._branches.answer(call)
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
             self._go_on_plain(error)
@@ -151,6 +154,20 @@ class PipelineRun:
         self.begun = True
         self.evaluations.append(0)
         self.plain_evaluations.append(0)
+
+    def _require_time(self, now: Any) -> None:
+        """Calls are assigned to steps by their number: a loop that skips time steps, or goes back, is not followed.
+
+        Checked where the network gets the scheduler's own times, and they can be read without a wait.
+        """
+        found, step = time_on_host(now), self.step + 1
+        times = self.info.times or ()
+        if step == 0:
+            self._times_are_known = found is not None and found == times[0]
+        elif self._times_are_known and step < len(times) and found != times[step]:
+            raise UnsupportedPipelineError(
+                "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
+            )
 
     def begin_guided_step(self) -> None:
         """The call that shows that a step is guided; a call before it may have begun the step."""
@@ -213,9 +230,9 @@ class PipelineRun:
             self._unguided_shapes = shapes if one_branch else None
             self._take_back(branches, step, passed)
             return
-        self._guided = guided
         if isinstance(branches, OneCall) and branches.undecided is not None:
             self._decide(branches)
+        self._guided = guided
         self._describe_anew(self._as_measured(guided))
         self._observed = None
 
