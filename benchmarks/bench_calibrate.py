@@ -23,7 +23,7 @@ import torch
 import thg
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_GUIDANCE
-from thg.plans.guide import Run
+from thg.plans.run import Run
 
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
 

@@ -18,7 +18,6 @@ import thg
 from tests.adapter.families import FAMILIES, Case
 from tests.device.accelerator import NAME, counted_waits
 from tests.device.test_device import on
-from thg.adapter import lesson
 
 TARGET = 2
 
@@ -41,7 +40,6 @@ def main() -> None:
     for name in sorted(family for family in FAMILIES if re.search(args.only, family)):
         case = on(NAME, FAMILIES[name](), torch.float32)
         plain = waits_of(case, args.steps)
-        lesson.forget()
         thg.enable(case.pipe)
         first, later = (waits_of(case, args.steps) - plain for _ in range(2))
         most = max(most, first, later)

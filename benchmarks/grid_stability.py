@@ -27,8 +27,8 @@ from thg.bench.shard import find_shard
 from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
-from thg.plans.guide import Run
 from thg.plans.planners import look_before_you_leap, m_max
+from thg.plans.run import Run
 from thg.profiles.profile import Profile
 
 Grid = tuple[int, ...]

@@ -21,7 +21,7 @@ import thg
 from thg.ode.mixture import GaussianMixture
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim, dpm_multistep
-from thg.plans.guide import Run
+from thg.plans.run import Run
 
 PICTURES = Path("/usr/share/datasets/fashion-mnist")
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2

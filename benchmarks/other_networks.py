@@ -31,7 +31,8 @@ import thg
 from thg.adapter.describe import describe
 from thg.files import write_atomically
 from thg.plans.fidelity import CORRECTOR, SLOPE, even
-from thg.plans.guide import HareGuide, Run
+from thg.plans.guide import HareGuide
+from thg.plans.run import Run
 from training.data import DEBIAN_FOLDER, load_split
 
 SIDE, NUMBERS, CLASSES = 16, 8, 10

@@ -32,7 +32,7 @@ import sys
 sys.modules["thg"] = sys.modules["diffusers"] = None
 sys.path.insert(0, {str(FOLDER)!r})
 from core.plans.planners import tapered
-from core.plans.guide import Run
+from core.plans.run import Run
 print(tapered(0.65).plan(Run.of(20)).nfe)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER)

@@ -198,20 +198,15 @@ def test_public_names():
         _ = thg.nothing
 
 
-def test_import_works_without_diffusers_and_is_quick():
-    # the time beyond torch is measured in one process, right after torch itself has been imported
+def test_import_works_without_diffusers():
     code = """
-import sys, time
+import sys
 sys.modules["diffusers"] = sys.modules["transformers"] = sys.modules["accelerate"] = None
-import torch, numpy
-start = time.perf_counter()
 import thg
-seconds = time.perf_counter() - start
-thg.Plan(4, (0, 2)); thg.uniform(every=2)
-print(seconds)
+print(thg.Plan(4, (0, 2)).nfe, thg.uniform(every=2).every)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 2.0
+    assert done.stdout.split() == ["6", "2"]
 
 
 def test_every_error_is_listed():

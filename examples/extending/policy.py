@@ -13,7 +13,8 @@ import torch
 import thg
 from thg.bench.metrics import Batch
 from thg.bench.metrics.fidelity import PSNR
-from thg.plans.guide import Guide, Run, Term
+from thg.plans.guide import Guide
+from thg.plans.run import Run, Term
 
 
 @dataclass(frozen=True)

@@ -27,35 +27,35 @@ from thg.errors import (
 from thg.ode.guided_denoiser import GuidedDenoiser
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
-from thg.plans.both import leap_both
 from thg.plans.fidelity import within
-from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
 from thg.plans.presets import PRESETS, preset
+from thg.plans.run import Run
 from thg.profiles.profile import Profile
 
 if TYPE_CHECKING:
-    from thg.adapter import Batched, Sequential, Summary, disable, enable, enabled, summary
     from thg.adapter.budget import plan_for
     from thg.adapter.guider import TortoiseHareGuidance
     from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
+    from thg.pipelines import Batched, Sequential, Summary, disable, enable, enabled, is_enabled, summary
 
 _LAZY = {
-    "Batched": "thg.adapter",
-    "Sequential": "thg.adapter",
-    "Summary": "thg.adapter",
+    "Batched": "thg.pipelines",
+    "Sequential": "thg.pipelines",
+    "Summary": "thg.pipelines",
     "TortoiseHareGuidance": "thg.adapter.guider",
     "calibrate": "thg.calibration",
-    "disable": "thg.adapter",
-    "enable": "thg.adapter",
-    "enabled": "thg.adapter",
+    "disable": "thg.pipelines",
+    "enable": "thg.pipelines",
+    "enabled": "thg.pipelines",
+    "is_enabled": "thg.pipelines",
     "plan_for": "thg.adapter.budget",
     "read_schedule": "thg.adapter.schedulers",
     "shipped_pipeline": "thg.models",
-    "summary": "thg.adapter",
+    "summary": "thg.pipelines",
     "tune": "thg.calibration",
 }
 
@@ -83,7 +83,7 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
-    "leap_both",
+    "is_enabled",
     "look_before_you_leap",
     "m_max",
     "plan_for",

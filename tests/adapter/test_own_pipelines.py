@@ -97,9 +97,7 @@ def test_a_class_in_no_table_is_told_what_to_write(known):
 
 @pytest.mark.parametrize("given", ["batched", thg.Batched, ("uncond", "cond")])
 def test_what_is_not_a_layout_is_refused(known, given):
-    with pytest.raises(
-        thg.UnsupportedPipelineError, match=r"layout must be thg.Batched\(\) or thg.Seq"
-    ):
+    with pytest.raises(thg.UnsupportedPipelineError, match=r"layout must be thg.Batched\(\) or thg.Seq"):
         thg.enable(known, LEAP, layout=given)
 
 

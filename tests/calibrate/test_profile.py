@@ -9,9 +9,9 @@ import pytest
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
 from thg.plans.fidelity import CORRECTOR, SLOPE
-from thg.plans.guide import Run
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.response import Response
+from thg.plans.run import Run
 from thg.profiles.moments import Moments
 from thg.profiles.noise import noise_share
 from thg.profiles.optimal import optimal_grid

@@ -7,8 +7,8 @@ import pytest
 
 import thg
 from thg.errors import PlanError, ProfileError
-from thg.plans.guide import Run
 from thg.plans.response import Response
+from thg.plans.run import Run
 
 PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from thg.plans.both import BothGuide
 
 import thg
-from thg.plans.both import BothGuide
-from thg.plans.guide import Run, Term
+from thg.plans.run import Run, Term
 
 STEPS = 12
 PLAN = thg.Plan(STEPS, (0, 6), hare_order=2)

@@ -11,9 +11,10 @@ import thg
 from thg.ode.mixture import GaussianMixture
 from thg.plans.estimate import Estimate
 from thg.plans.fidelity import CORRECTOR, SLOPE, even
-from thg.plans.guide import HareGuide, Run
+from thg.plans.guide import HareGuide
 from thg.plans.plan import Plan
 from thg.plans.response import Response
+from thg.plans.run import Run
 
 STEPS, SCALE = 40, 5.0
 

@@ -8,9 +8,9 @@ import pytest
 
 import thg
 from thg.plans.fidelity import balanced, evaluations_within, even, lightest, most_steps, outer
-from thg.plans.guide import Run
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
+from thg.plans.run import Run
 
 
 def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> Run:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from thg import Plan, within
 from thg.plans import hare
-from thg.plans.guide import HareGuide, Run
+from thg.plans.guide import HareGuide
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
+from thg.plans.run import Run
 
 
 def test_order_1_holds_the_last_term():

@@ -11,8 +11,8 @@ import thg
 from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
 from thg.plans.fidelity import CORRECTOR, SLOPE
-from thg.plans.guide import Run
 from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
+from thg.plans.run import Run
 
 ALL_GRIDS = [
     *((grid, 50) for grid in paper.SD15_BY_RHO.values()),

@@ -11,9 +11,10 @@ from thg.ode.guidance import solver_response
 from thg.ode.integrate import sample
 from thg.ode.solvers import Track, ddim, lms, plms, step
 from thg.plans import hare
-from thg.plans.guide import HareGuide, Run
+from thg.plans.guide import HareGuide
 from thg.plans.plan import Plan
 from thg.plans.response import Response
+from thg.plans.run import Run
 
 ALL = {**SOLVERS, "lms of order 4": lms(4), "plms of order 4": plms(4)}
 COARSE = (0, 1, 3, 6, 8, 11, 15, 19)

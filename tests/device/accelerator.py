@@ -9,6 +9,7 @@ It is a tensor subclass on PyTorch's key for devices of other vendors, with its 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "toy"
+TORCH = os.path.dirname(torch.__file__) + os.sep
 DEVICE = torch.device("cpu")  # replaced below, once the name is registered
 
 _aten = torch.ops.aten
@@ -52,7 +54,7 @@ def counted_waits() -> Iterator[Counter[str]]:
 
 def _note_wait() -> None:
     frame = sys._getframe(1)
-    while frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", __file__)):
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
         frame = frame.f_back
     code = frame.f_code if frame is not None else None
     waits["?" if code is None else f"{code.co_filename}:{frame.f_lineno}"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -18,6 +19,7 @@ from tests.adapter.families.stable_diffusion import sd15
 from tests.device.accelerator import NAME, ToyTensor, counted_waits
 from thg.adapter.scheduler_table import SCHEDULERS
 
+PACKAGE = Path(thg.__file__).parent
 MOST_WAITS = 2  # of thg in a run
 STEPS = 6
 LEAPS = thg.within(0.2)  # the default planner with a tolerance that leaves leaps at few steps
@@ -59,7 +61,7 @@ def check(case: Case, plan: Any, steps: int = STEPS) -> Tensor:
     _, plain = run(case, steps)
     thg.enable(case.pipe, plan)
     output, waits = run(case, steps)
-    own = {line: count for line, count in waits.items() if "/thg/" in line}
+    own = {line: count for line, count in waits.items() if Path(line).is_relative_to(PACKAGE)}
     assert sum(own.values()) <= MOST_WAITS, own
     assert sum(waits.values()) - sum(plain.values()) <= MOST_WAITS, waits - plain
     assert output.isfinite().all()

@@ -20,7 +20,7 @@ from thg.adapter.layouts import Batched, Sequential
 from thg.adapter.outputs import assemble, branch_terms, difference, expand_rows, main_output, unconditional
 from thg.adapter.verify import Step
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term
+from thg.plans.run import Term
 
 if TYPE_CHECKING:
     from thg.adapter.run import PipelineRun

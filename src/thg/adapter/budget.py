@@ -10,8 +10,8 @@ from typing import Any
 from thg.adapter.describe import known_run
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.fidelity import most_steps
-from thg.plans.guide import Run
 from thg.plans.planners import Tapered, tapered
+from thg.plans.run import Run
 
 USUAL_GUIDANCE = 5.0
 

@@ -13,8 +13,8 @@ from thg.adapter.response import Measured, scheduler_response
 from thg.adapter.scheduler_table import adds_noise, order_of
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
-from thg.plans.guide import Run
 from thg.plans.response import ADDS_NOISE
+from thg.plans.run import Run
 
 
 def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None) -> Run:

@@ -19,9 +19,10 @@ from thg.adapter.caches import Caches, caches_for
 from thg.adapter.describe import describe
 from thg.adapter.outputs import difference, unconditional
 from thg.errors import PlanError
-from thg.plans.guide import Guide, Run
+from thg.plans.guide import Guide
 from thg.plans.plan import Plan
-from thg.plans.planners import DEFAULT_NFE, guide_maker, tapered
+from thg.plans.planners import guide_maker, uniform
+from thg.plans.run import Run
 
 
 class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
@@ -42,7 +43,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         start: float = 0.0,
         stop: float = 1.0,
         enabled: bool = True,
-        nfe: float = DEFAULT_NFE,
+        nfe: float = 0.65,
         hare_order: int = 2,
         plan: Plan | dict[str, Any] | str | None = None,
         scheduler: Any = None,
@@ -57,7 +58,7 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         )
         if isinstance(plan, dict):
             plan = Plan.from_dict(plan)
-        self._maker = guide_maker(plan if plan is not None else tapered(nfe, hare_order=hare_order))
+        self._maker = guide_maker(plan if plan is not None else uniform(nfe=nfe, hare_order=hare_order))
         self.register_to_config(nfe=nfe, hare_order=hare_order, plan=plan.to_dict() if isinstance(plan, Plan) else plan)
         self._scheduler = scheduler
         self._guide: Guide | None = None

@@ -168,15 +168,6 @@ def layout_of(pipe: Any) -> Layout | None:
     return Perturbed() if hasattr(cls, "_set_pag_attn_processor") else None
 
 
-def require_layout(value: Any) -> None:
-    """Raises an error if this is not a layout that a user can give."""
-    if not isinstance(value, Batched | Sequential):
-        raise UnsupportedPipelineError(
-            f"layout must be thg.Batched() or thg.Sequential(), not {value!r}: thg.enable(pipe, plan, "
-            "layout=thg.Batched()) if all branches are in one network call, thg.Sequential() if each has its own"
-        )
-
-
 def unknown_layout(name: str) -> UnsupportedPipelineError:
     """The error for a class that is not in the table."""
     return UnsupportedPipelineError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Term
+from thg.plans.run import Term
 
 
 def tensors_of(output: Any) -> list[Tensor]:

@@ -26,13 +26,14 @@ from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential, in_words
 from thg.adapter.observe import NOISE_ARGUMENTS, watched
 from thg.adapter.outputs import rows_of, tensors_of
-from thg.adapter.stated import Stated, agreed_scale
+from thg.adapter.stated import LENGTH, Stated, agreed_scale
 from thg.adapter.verify import Guided, Step, scale_of, verify
 from thg.errors import UnsupportedPipelineError
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run, Term, Visitor
+from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.plan import Plan
 from thg.plans.report import Summary
 from thg.plans.response import ADDS_NOISE
+from thg.plans.run import Run, Term
 
 current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
 
@@ -334,6 +335,7 @@ class PipelineRun:
     def opened(self) -> Iterator[None]:
         """A context for the pipeline's call. It frees all tensors; the summary remains available."""
         token = current.set(self)
+        length = vars(self.pipe).pop(LENGTH, None)  # of an earlier run
         try:
             with watched(self.pipe, self._stepped):
                 yield
@@ -343,6 +345,8 @@ class PipelineRun:
         finally:
             current.reset(token)
             self._end_pass()
+            if length is not None:
+                vars(self.pipe).setdefault(LENGTH, length)
             self.pipe = self._stated = self._timesteps = None  # type: ignore[assignment]
 
     def summary(self) -> Summary:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SCALES = ("true_cfg_scale", "true_cfg", "guidance_scale")
+LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 CLOSE = 0.02  # largest difference of a measured scale from the stated one, relative to w - 1
 
 
@@ -31,7 +32,7 @@ class Stated:
     @property
     def steps(self) -> int | None:
         """The number of time steps in its loop, which may end before the scheduler's last one."""
-        steps = getattr(self._pipe, "_num_timesteps", None)
+        steps = getattr(self._pipe, LENGTH, None)
         return steps if isinstance(steps, int) and steps > 0 else None
 
 

@@ -30,6 +30,10 @@ class Takeover:
         self._last: PipelineRun | None = None
         self._lock = threading.Lock()
         self._networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.redo(pipe)
+
+    def redo(self, pipe: Any) -> None:
+        """Patches the pipeline, at first or again."""
         self.acquire(pipe)
         patch.route_calls(pipe, self)
         self._when_forgotten = weakref.finalize(pipe, self._route, {})

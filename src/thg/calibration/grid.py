@@ -14,7 +14,7 @@ from thg.errors import ScheduleError
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
-from thg.plans.guide import Run
+from thg.plans.run import Run
 from thg.profiles.noise import noise_share
 
 Array = NDArray[np.float64]

@@ -20,7 +20,8 @@ from thg.ode.integrate import sample
 from thg.ode.network import Denoiser
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
-from thg.plans.guide import Evaluate, GuideMaker, Run, Term
+from thg.plans.guide import Evaluate, GuideMaker
+from thg.plans.run import Run, Term
 
 
 @dataclass

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from thg.adapter import enabled
 from thg.adapter.identity import fingerprint
 from thg.calibration.grid import NoiseGrid
 from thg.calibration.subject import checked_scale
 from thg.errors import ProfileError
-from thg.plans.guide import GuideMaker, Run
+from thg.pipelines import enabled
+from thg.plans.guide import GuideMaker
+from thg.plans.run import Run
 from thg.seeds import generators
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.ode.outputs import content, express
-from thg.plans.guide import Evaluate, Run, Term
+from thg.plans.guide import Evaluate
+from thg.plans.run import Run, Term
 from thg.profiles.noise import state_at
 
 Array = NDArray[np.float64]

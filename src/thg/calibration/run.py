@@ -26,7 +26,8 @@ from thg.errors import ProfileError
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim
-from thg.plans.guide import Guide, Run
+from thg.plans.guide import Guide
+from thg.plans.run import Run
 from thg.processes import Process
 from thg.profiles.moments import Moments, exact_sum
 from thg.profiles.profile import About, Profile

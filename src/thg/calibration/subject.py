@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from thg.calibration.grid import NoiseGrid
 from thg.errors import ProfileError
-from thg.plans.guide import GuideMaker, Run
+from thg.plans.guide import GuideMaker
+from thg.plans.run import Run
 
 
 class Subject(Protocol):

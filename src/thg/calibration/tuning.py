@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from thg.adapter import enabled, summary
 from thg.calibration.pipeline import Pipeline
 from thg.errors import ProfileError
-from thg.plans.fidelity import DEFAULT_ERROR, ORDER, Within, within
+from thg.pipelines import enabled, summary
+from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, Within, within
 
-CLEARLY = 1.25  # even leaps are chosen if their estimated error is smaller by this factor
 QUANTILE = 0.95
 LEAST, MOST = 0.5, 3.0  # effort
 
@@ -50,16 +49,14 @@ def tune(
     """
     subject = Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {})
     with subject.quiet():
-        tapered, even = within(error), within(error, shape="even")
-        estimates = {planner: _estimated(subject, planner, batch_size) for planner in (tapered, even)}
-        planner = even if CLEARLY * estimates[even] < estimates[tapered] else tapered
-        planner = _adjusted(planner, estimates[planner])
+        planner = within(error)
+        planner = _adjusted(planner, _estimated(subject, planner, batch_size))
         return _adjusted(planner, _estimated(subject, planner, batch_size))  # refines the first adjustment
 
 
 def _adjusted(planner: Within, estimated: float) -> Within:
     """The planner with the effort that moves this estimate to the tolerance."""
-    effort = planner.effort * (max(estimated, 1e-9) / planner.error) ** (1 / ORDER)
+    effort = planner.effort * (max(estimated, 1e-9) / planner.error) ** (1 / PRIOR.order)
     return replace(planner, effort=round(min(max(effort, LEAST), MOST), 2))
 
 

@@ -10,12 +10,12 @@ from thg.cli.choice import read_plan
 from thg.cli.options import guidance, tolerance
 from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, most_steps, within
-from thg.plans.guide import Run
+from thg.plans.fidelity import DEFAULT_ERROR, most_steps, within
 from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.planners import Planner, tapered
+from thg.plans.planners import CORRECTOR, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
+from thg.plans.run import Run
 from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from thg.adapter import Summary, disable, enable, summary
 from thg.bench.methods.counting import Rows, counted_rows
 from thg.errors import NonFiniteError, PlanError, THGError, UnsupportedPipelineError
 from thg.models.pretrained import sampling_rate
+from thg.pipelines import Summary, disable, enable, summary
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,18 @@ from thg.ode.network import Network
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, step
-from thg.plans.both import BothGuide
-from thg.plans.guide import Guide, HareGuide, Run, Term, Visitor
+from thg.plans.guide import Guide, HareGuide, Visitor
+from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.planners import Choice, guide_maker
+from thg.plans.planners import Choice, Planned, guide_maker
 from thg.plans.presets import preset
 from thg.plans.response import Response
+from thg.plans.run import Run, Term
 
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """w - 1: one number, or one for each sample. largest: w, the largest of them."""
+    """w - 1: one number, or one for each sample. largest: the w that is farthest from 1."""
 
     value: float | Tensor
     largest: float
@@ -45,7 +46,12 @@ class Scale:
             raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
         dtype = torch.promote_types(x.dtype, torch.float32)
         column = torch.tensor(scales, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
-        return cls(column - 1, max(scales))
+        return cls(column - 1, max(scales, key=lambda w: abs(w - 1)))
+
+    @property
+    def guides(self) -> bool:
+        """Does the unconditional branch have an effect?"""
+        return self.largest != 1
 
     def times(self, term: Tensor) -> Tensor:
         """(w - 1) d."""
@@ -67,19 +73,20 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Guidance:
-    """A guide, and the part of a run that it guides.
+    """How one run is guided: the whole network leaps, or a guide decides about the guidance term.
 
-    run: the guide's description of that part. start: the step at which the part begins. steps: of the whole run.
-    visitor: the guide again, if it also evaluates the network between steps.
+    leaps: of the whole network; None if there is a guide. guide: for the part of the run with guidance; `run` is its
+    description of that part. start, end: the steps between which there is guidance. steps: of the whole run.
     """
 
-    guide: Guide
+    leaps: Leaps | None
+    guide: Guide | None
     run: Run
     start: int
+    end: int
     steps: int
     scale: Scale
     schedule: Schedule
-    visitor: Visitor | None
 
     @classmethod
     def of(
@@ -98,7 +105,7 @@ class Guidance:
                 f"{schedule.steps} steps, or use a planner, which fits any run: "
                 f"thg.tapered({choice.nfe / choice.cfg_nfe:.2f})"
             )
-        if isinstance(choice, Plan) and interval is not None:
+        if isinstance(choice, Plan) and choice.skips == "unconditional" and interval is not None:
             raise PlanError(
                 "a plan defines where guidance starts and ends; write Plan(..., start=, cutoff=) without "
                 "guidance_interval, or use a planner"
@@ -107,40 +114,66 @@ class Guidance:
         scale = Scale.of(guidance_scale, x)
         whole = run_of(schedule, solver, scale.largest)
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
+        if isinstance(maker, Planned) and maker.skips == "network":
+            whole = replace(whole, branches=2 if scale.guides else 1)
+            return cls(maker.leaps(whole), None, whole, start, end, schedule.steps, scale, schedule)
         run = whole.part(start, end)
-        guide = maker.guide(run)
-        return cls(guide, run, start, schedule.steps, scale, schedule, guide if isinstance(guide, Visitor) else None)
+        return cls(None, maker.guide(run), run, start, end, schedule.steps, scale, schedule)
 
     @property
     def plan(self) -> Plan | None:
         """The plan of the whole run."""
-        plan = self.guide.plan
+        if self.leaps is not None:
+            return self.leaps.plan
+        plan = None if self.guide is None else self.guide.plan
         return None if plan is None else plan.placed(self.start, self.steps)
 
+    @property
+    def plain_evaluations(self) -> int:
+        """Network evaluations per sample of the plain run."""
+        return self.steps + (self.end - self.start if self.leaps is None or self.scale.guides else 0)
+
     def estimated_error(self, x: Tensor) -> Tensor | None:
-        """The guide's estimate of the difference from plain CFG's final state, per sample."""
+        """The estimated difference from the final state of the plain run, per sample."""
+        if self.leaps is not None:
+            return self.leaps.estimated_error(x)
         error = self.guide.estimated_error(x) if isinstance(self.guide, HareGuide) else None
-        if error is None or not isinstance(self.scale.value, Tensor):
+        if error is None or not isinstance(self.scale.value, Tensor) or self.scale.largest == 1:
             return error
-        return error * self.scale.value.flatten() / (self.scale.largest - 1)
+        return error * self.scale.value.flatten().abs() / abs(self.scale.largest - 1)
 
     def output(self, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
-        """The guided output at a step: e_c + (w - 1) d, with d evaluated or predicted."""
-        place = index - self.start
-        if not 0 <= place < self.run.steps:
+        """The guided output at a step, evaluated or predicted: e_c + (w - 1) d."""
+        if self.leaps is not None:
+            return self._leapt(self.leaps, index, network, x, node)
+        if not self.start <= index < self.end:
             return network(x, node, True)
-        if self.visitor is not None:
-            self._visit(self.visitor, place, network, x, node)
-        own = self.guide.conditional(place) if isinstance(self.guide, BothGuide) else None
-        if own is None and self.guide.evaluates(place):
+        assert self.guide is not None
+        step = index - self.start
+        if isinstance(self.guide, Visitor):
+            self._visit(self.guide, step, network, x, node)
+        if self.guide.evaluates(step):
             e_c, e_u = network.pair(x, node)
             fresh = (e_c - e_u,)
             del e_u
-            term: Term | None = self.guide.observe(place, (e_c,), fresh) or fresh
+            term: Term | None = self.guide.observe(step, (e_c,), fresh) or fresh
         else:
-            e_c = network(x, node, True) if own is None else own[0].to(x.dtype)
-            term = self.guide.predict(place, (e_c,))
+            e_c = network(x, node, True)
+            term = self.guide.predict(step, (e_c,))
         return e_c if term is None else self.scale.added(e_c, term[0])
+
+    def _leapt(self, leaps: Leaps, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
+        """The output at a step of a run in which the whole network leaps."""
+        if index in (self.start, self.end):  # guidance begins or ends, and changes the output
+            leaps.forget()
+        if not leaps.evaluates(index):
+            return leaps.predict(index)[0]
+        if self.scale.guides and self.start <= index < self.end:
+            e_c, e_u = network.pair(x, node)
+            output = self.scale.added(e_c, e_c - e_u)
+        else:
+            output = network(x, node, True)
+        return leaps.observe(index, (output,))[0]
 
     def _visit(self, guide: Visitor, place: int, network: Network, x: Tensor, node: Node) -> None:
         """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from thg.errors import ScheduleError
 from thg.ode.network import joined
-from thg.plans.both import BothGuide
 from thg.plans.calls import Answer, Calls, trace
-from thg.plans.denoised import DenoisedGuide
-from thg.plans.guide import HareGuide
-from thg.plans.planners import Choice, guide_maker
+from thg.plans.denoised import DenoisedGuide, DenoisedLeaps
+from thg.plans.planners import Choice, Planned, guide_maker
 from thg.plans.report import Summary
 
 SAME = 1e-3  # relative difference up to which two noise levels are the same
@@ -74,25 +72,25 @@ class GuidedDenoiser:
         the denoiser.
         """
         run = self._at(float(sigma.reshape(-1)[0] if isinstance(sigma, Tensor) else sigma), cond_scale)
-        if uncond is None or (isinstance(cond_scale, int | float) and cond_scale == 1):  # no guidance at this call
-            run.count(1, x)
-            return self._denoiser(x, sigma, cond=cond, **more)
-        guide, call = run.guide_for(cond, uncond, x.shape), run.call
-        if guide is not None and (own := _predicted(guide, call, x)) is not None:  # both branches leap
-            conditional, unconditional = own, guide.predict(call, own)
-            run.count(0, x)
-        elif guide is None or guide.evaluates(call):
-            conditional, unconditional = self._pair(x, sigma, cond, uncond, more)
-            if guide is not None:
-                unconditional = guide.observe(call, conditional, unconditional)
-            run.count(2, x)
+        guided = uncond is not None and not (isinstance(cond_scale, int | float) and cond_scale == 1)
+        guide, call = run.guide_for(cond, uncond if guided else None, x.shape), run.call
+        branches = 2 if guided else 1
+        evaluates = guide is None or guide.evaluates(call)
+        if isinstance(guide, DenoisedLeaps) and not evaluates:
+            run.count(0, branches, x)
+            return guide.predict(call, x)
+        if not guided or not evaluates:
+            output = self._denoiser(x, sigma, cond=cond, **more)
+            if guided and isinstance(guide, DenoisedGuide):
+                output = _combined(output, guide.predict(call, output), cond_scale)
         else:
-            conditional = self._denoiser(x, sigma, cond=cond, **more)
-            unconditional = guide.predict(call, conditional)
-            run.count(1, x)
-        if isinstance(cond_scale, Tensor) and cond_scale.ndim == 1:  # one for each sample
-            cond_scale = cond_scale.reshape(-1, *[1] * (x.ndim - 1))
-        output: Tensor = unconditional + (conditional - unconditional) * cond_scale
+            output, unconditional = self._pair(x, sigma, cond, uncond, more)
+            if isinstance(guide, DenoisedGuide):
+                unconditional = guide.observe(call, output, unconditional)
+            output = _combined(output, unconditional, cond_scale)
+        if isinstance(guide, DenoisedLeaps):
+            output = guide.observe(call, x, output)
+        run.count(branches if evaluates else 1, branches, x)
         return output
 
     @property
@@ -125,7 +123,10 @@ class GuidedDenoiser:
         scale = float(cond_scale.max()) if isinstance(cond_scale, Tensor) else float(cond_scale)
         log_snr = [_log_snr(sigma, self._flow) for sigma in self._calls.sigmas]
         run = self._calls.run(self._grid, scale, log_snr)
-        return _Run(self._calls, lambda: DenoisedGuide(self._maker.guide(run), self._calls.units))
+        maker = self._maker
+        if isinstance(maker, Planned) and maker.skips == "network":
+            return _Run(self._calls, lambda: DenoisedLeaps(maker.leaps(run), self._calls.units))
+        return _Run(self._calls, lambda: DenoisedGuide(maker.guide(run), self._calls.units))
 
     def _pair(self, x: Tensor, sigma: Any, cond: Any, uncond: Any, more: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if not self._batched:
@@ -136,24 +137,27 @@ class GuidedDenoiser:
         return conditional, unconditional
 
 
-def _predicted(guide: DenoisedGuide, call: int, x: Tensor) -> Tensor | None:
-    """The conditional output, if the guide predicts it. Denoised latents can be predicted as well as noise."""
-    own = guide.guide.conditional(call) if isinstance(guide.guide, BothGuide) else None
-    return None if own is None else own[0].to(x.dtype)
+def _combined(conditional: Tensor, unconditional: Tensor, cond_scale: Any) -> Tensor:
+    """Classifier-free guidance."""
+    if isinstance(cond_scale, Tensor) and cond_scale.ndim == 1:  # one for each sample
+        cond_scale = cond_scale.reshape(-1, *[1] * (conditional.ndim - 1))
+    output: Tensor = unconditional + (conditional - unconditional) * cond_scale
+    return output
 
 
 class _Run:
     """One run of a sampler, call by call."""
 
-    def __init__(self, calls: Calls, guide: Callable[[], DenoisedGuide]) -> None:
+    def __init__(self, calls: Calls, guide: Callable[[], DenoisedGuide | DenoisedLeaps]) -> None:
         self.call = -1
         self._calls, self._make = calls, guide
-        self._guide: DenoisedGuide | None = guide()
+        self._guide: DenoisedGuide | DenoisedLeaps | None = guide()
         self._subject: tuple[Any, ...] = ()  # the conditions and the shape of the latents
         self._evaluations: list[int] = []
+        self._plain_evaluations = 0
         self._note = ""
         self._error: Tensor | None = None  # the estimate, per sample
-        self._plan = self._guide.guide.plan
+        self._plan = self._guide.plan
         self._started = self._ended = time.perf_counter()
 
     def expects(self, level: float) -> bool:
@@ -174,33 +178,36 @@ class _Run:
             self._guide = None
         self.call += 1
 
-    def guide_for(self, cond: Any, uncond: Any, shape: torch.Size) -> DenoisedGuide | None:
-        """The guide; a new one when the conditions or the shape of the latents have changed."""
+    def guide_for(self, cond: Any, uncond: Any, shape: torch.Size) -> DenoisedGuide | DenoisedLeaps | None:
+        """The guide; it starts anew when the conditions or the shape of the latents have changed."""
         subject = (cond, uncond, shape)
         changed = self._subject and not (
             self._subject[0] is cond and self._subject[1] is uncond and self._subject[2] == shape
         )
-        if changed and self._guide is not None:
+        if changed and isinstance(self._guide, DenoisedLeaps):
+            self._guide.forget()
+        elif changed and self._guide is not None:
             self._guide = self._make()
         self._subject = subject
         return self._guide
 
-    def count(self, evaluations: int, x: Tensor) -> None:
-        """Counts the evaluations of a call at the state x."""
+    def count(self, evaluations: int, plain: int, x: Tensor) -> None:
+        """Counts the evaluations of a call at the state x. plain: those of the plain run."""
         self._evaluations.append(evaluations)
+        self._plain_evaluations += plain
         self._ended = time.perf_counter()
         if self.finished and self._guide is not None:
-            guide = self._guide.guide
-            self._plan = guide.plan
-            self._error = guide.estimated_error(x) if isinstance(guide, HareGuide) else None
+            self._plan = self._guide.plan
+            self._error = self._guide.estimated_error(x)
             self._guide, self._subject = None, ()  # and the terms in it
 
     def summary(self) -> Summary:
+        to_come = max(0, len(self._calls.sigmas) - len(self._evaluations))
         return Summary(
             pipeline="thg.GuidedDenoiser",
-            steps=max(len(self._calls.sigmas), len(self._evaluations)),
+            steps=len(self._evaluations) + to_come,
             nfe=sum(self._evaluations),
-            cfg_nfe=2 * max(len(self._calls.sigmas), len(self._evaluations)),
+            cfg_nfe=self._plain_evaluations + 2 * to_come,
             evaluations=tuple(self._evaluations),
             seconds=self._ended - self._started,
             plan=None if self._note else self._plan,

@@ -1,7 +1,7 @@
-"""`sample`: Tortoise and Hare Guidance for any denoiser, schedule and solver, with Algorithm 1.
+"""`sample`: fewer network evaluations for any denoiser, schedule and solver; and Algorithm 1 of the paper.
 
-Two forms. "two-state" is Algorithm 1 as printed. "predictor" keeps one state and predicts the guidance term where it is
-not evaluated; it is what thg does inside a pipeline. They are the same for a first-order solver with a held hare.
+Two forms. "predictor" keeps one state and predicts what is not evaluated; it is what thg does inside a pipeline.
+"two-state" is Algorithm 1 as printed. They are the same for a first-order solver with a held guidance term.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from thg.ode.network import Branches, Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
-from thg.plans.both import BothGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
@@ -75,7 +74,7 @@ def sample(
     check: bool = True,
     form: Form = "predictor",
 ) -> Sampled:
-    """Sample with the guidance term evaluated only where a plan says so.
+    """Sample with the network evaluated only where a plan says so.
 
     Common arguments:
         denoiser: the network, `denoiser(x, t, conditional) -> output`; see `thg.ode.Denoiser`.
@@ -153,7 +152,7 @@ class _Steps:
             pipeline="thg.sample",
             steps=self.schedule.steps,
             nfe=self.network.evaluations,
-            cfg_nfe=self.schedule.steps + guidance.run.steps,
+            cfg_nfe=guidance.plain_evaluations,
             evaluations=tuple(self._evaluations),
             seconds=time.perf_counter() - self._started,
             plan=guidance.plan,
@@ -162,7 +161,7 @@ class _Steps:
 
 
 def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
-    """One state; where d is not evaluated it is predicted by the hare."""
+    """One state; what is not evaluated is predicted."""
     schedule = run.schedule
     track = Track(x)
     for i in run:
@@ -203,8 +202,11 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
 def _printed(guidance: Guidance) -> Plan:
     """The plan, if Algorithm 1 can follow it."""
     plan = guidance.plan
-    if isinstance(guidance.guide, BothGuide):
-        raise PlanError("leap_both needs form='predictor': in Algorithm 1 the conditional branch runs at each step")
+    if guidance.leaps is not None:
+        raise PlanError(
+            "form='two-state' is Algorithm 1, in which the conditional branch runs at each step: pass a plan of that "
+            "kind, such as thg.uniform(every=2), or use form='predictor'"
+        )
     if plan is None:
         raise PlanError("form='two-state' follows a plan, and this planner makes none; use form='predictor'")
     if plan.corrector:

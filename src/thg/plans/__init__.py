@@ -1,10 +1,11 @@
 """Plans, the planners that make them, and the guides that follow them. Independent of schedules and networks."""
 
 from thg.plans.fidelity import within
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
+from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner, look_before_you_leap, m_max, rho_for, tapered, uniform
 from thg.plans.presets import PRESETS, Preset, preset
+from thg.plans.run import Run
 
 __all__ = [
     "PRESETS",

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.plans.guide import Run
 from thg.plans.plan import MOST_STEPS
 from thg.plans.response import Response, probe
+from thg.plans.run import Run
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """answer(x, sigma): the network's output for a call of the denoiser, in the shape of the state x."""

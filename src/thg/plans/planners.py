@@ -1,7 +1,8 @@
 """Planners, which make a plan for a given run, and the grids that they choose from.
 
-`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2); `tapered` and `uniform` take a budget of
-evaluations. The default, `within` in `fidelity.py`, takes a tolerance instead.
+`m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2), and `uniform` makes plans of the paper's
+kind: the conditional branch runs at each step. `tapered` takes a budget for leaps of the whole network; the default,
+`within` in `fidelity.py`, a tolerance.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.fidelity import CORRECTOR, SLOPE, balanced, within
-from thg.plans.guide import Guide, GuideMaker, HareGuide, Run
-from thg.plans.plan import Plan
+from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
+from thg.plans.fidelity import PRIOR, network_plan, within
+from thg.plans.guide import Guide, GuideMaker, HareGuide
+from thg.plans.leaps import Leaps
+from thg.plans.plan import Plan, Skips
 from thg.plans.presets import Preset, preset
+from thg.plans.run import Run
 
-DEFAULT_NFE = 0.65
+DEFAULT_NFE = 0.5
+CORRECTOR, SLOPE = 0.85, 0.6  # of optimised plans for the guidance term (see `Plan`)
 
 
-@runtime_checkable
 class Planner(Protocol):
-    """Makes the plan of a run."""
+    """Makes the plan of a run. One whose plans let the whole network leap has the attribute skips = "network"."""
 
     def plan(self, run: Run) -> Plan: ...
 
@@ -158,41 +162,44 @@ def uniform(
 
 @dataclass(frozen=True)
 class Tapered:
-    """Evaluations that are densest at both ends of a run; made by `tapered`."""
+    """A budget for leaps of the whole network; made by `tapered`."""
 
     nfe: float = DEFAULT_NFE
-    hare_order: int = 2
-    corrector: float = CORRECTOR
+    skips: ClassVar[Skips] = "network"
 
     def plan(self, run: Run) -> Plan:
-        coarse = balanced(run, affordable(self.nfe, run.steps))
-        return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector, slope=SLOPE)
+        return network_plan(run, run.steps if run.adds_noise else evaluated_steps(self.nfe, run))
 
 
-def tapered(nfe: float = DEFAULT_NFE, *, hare_order: int = 2, corrector: float = CORRECTOR) -> Tapered:
+def tapered(nfe: float = DEFAULT_NFE) -> Tapered:
     """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
-    At the start the guidance term changes fast and there is little history to predict it from; at the end nothing
-    corrects the last leap. The optimal grids of `Profile.planner` for different models share this shape. If the
-    scheduler adds noise, the leaps are even.
+    At the start the output changes fast and there is little history to predict it from; at the end nothing corrects the
+    last leap. Below about ten evaluated steps the result is another picture. If the scheduler adds noise, everything is
+    evaluated.
 
-    nfe: a float is a share of plain CFG's evaluations, an int a count.
-    hare_order, corrector: see `Plan`.
+    nfe: a float is a share of the plain run's evaluations, an int a count.
     """
-    check_budget(nfe)
-    Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # validates the arguments now, not in the first run
-    return Tapered(nfe, hare_order, corrector)
+    check_budget(nfe, least=0.0)
+    return Tapered(nfe)
 
 
-def check_budget(nfe: float) -> None:
-    """Raises an error for a budget that is invalid for every run."""
-    if isinstance(nfe, float) and not 0.5 < nfe <= 1:
+def evaluated_steps(nfe: float, run: Run) -> int:
+    """At how many steps the network can run with this budget."""
+    count = round(nfe * run.steps) if isinstance(nfe, float) else nfe // run.branches
+    return min(run.steps, max(PRIOR.fewest, count))
+
+
+def check_budget(nfe: float, least: float = 0.5) -> None:
+    """Raises an error for a budget that is invalid for every run. least: the share that is needed in any case."""
+    if isinstance(nfe, float) and not least < nfe <= 1:
+        needed = "the conditional branch always runs" if least else "the network must run"
         raise PlanError(
-            f"nfe={nfe!r} is a share of plain CFG's evaluations and must lie above 0.5 (the conditional branch "
-            "always runs) and at most at 1.0; a count of evaluations is written as an int"
+            f"nfe={nfe!r} is a share of the plain run's evaluations and must lie above {least:g} ({needed}) and "
+            "at most at 1.0; a count of evaluations is written as an int"
         )
     if not isinstance(nfe, float) and (isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2):
-        raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count from steps + 1, not {nfe!r}")
+        raise PlanError(f"nfe must be a share of the plain run's evaluations such as 0.5 or a count, not {nfe!r}")
 
 
 def affordable(nfe: float, steps: int) -> int:
@@ -207,6 +214,10 @@ class Fixed:
     """Always the same plan; a run of another length is an error."""
 
     value: Plan
+
+    @property
+    def skips(self) -> Skips:
+        return self.value.skips
 
     def plan(self, run: Run) -> Plan:
         if self.value.steps == run.steps:
@@ -240,20 +251,32 @@ class Planned:
 
     planner: Planner
 
+    @property
+    def skips(self) -> Skips:
+        """What the planner's plans skip."""
+        return getattr(self.planner, "skips", "unconditional")
+
+    def leaps(self, run: Run) -> Leaps:
+        """A run in which the whole network leaps."""
+        plan = self.planner.plan(run)
+        share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
+        return Leaps(plan, run, Estimate(share))
+
     def guide(self, run: Run) -> Guide:
+        """A run in which the guidance term leaps."""
         if isinstance(self.planner, Fixed):
             return HareGuide(self.planner.plan(run), run)
         return HareGuide(self.planner.plan(run), run, partial(self._from_step, run))
 
     def _from_step(self, run: Run, first: int) -> Plan:
         """The plan of a run whose guidance begins at a later step."""
-        return self.planner.plan(run.part(first, run.steps)).after(first)
+        return self.planner.plan(run.part(first, run.steps)).placed(first, run.steps)
 
 
 Choice = str | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
 
 
-def guide_maker(choice: Choice) -> GuideMaker:
+def guide_maker(choice: Choice) -> Planned | GuideMaker:
     """A user's choice as a guide maker. None is the default, `within()`."""
     if choice is None:
         return Planned(within())
@@ -263,8 +286,9 @@ def guide_maker(choice: Choice) -> GuideMaker:
         choice = choice.plan()
     if isinstance(choice, Plan):
         return Planned(Fixed(choice))
-    if isinstance(choice, GuideMaker):
-        return choice
-    if isinstance(choice, Planner):
-        return Planned(choice)
+    if not isinstance(choice, type):
+        if callable(getattr(choice, "guide", None)):
+            return cast(GuideMaker, choice)
+        if callable(getattr(choice, "plan", None)):
+            return Planned(cast(Planner, choice))
     raise PlanError(f"expected a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)")

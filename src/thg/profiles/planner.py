@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import CORRECTOR, SLOPE, check_error
-from thg.plans.guide import Run
+from thg.plans.fidelity import check_error
 from thg.plans.plan import Plan
 from thg.plans.planners import (
+    CORRECTOR,
+    SLOPE,
     affordable,
     check_budget,
     look_before_you_leap,
@@ -21,6 +22,7 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
+from thg.plans.run import Run
 from thg.profiles.optimal import leap_costs, optimal_grid, optimal_grids
 from thg.profiles.regridded import Regridded, far_from
 

@@ -21,8 +21,8 @@ from thg.errors import ProfileError
 from thg.files import write_atomically
 from thg.ode.outputs import Prediction
 from thg.plans.fidelity import DEFAULT_ERROR
-from thg.plans.guide import Run
 from thg.plans.plan import Plan
+from thg.plans.run import Run
 from thg.profiles.moments import Moments
 from thg.profiles.planner import Method, ProfilePlanner
 

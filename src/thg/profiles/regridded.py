@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.ode.solvers import lagrange_weights
-from thg.plans.guide import Run
+from thg.plans.run import Run
 from thg.profiles.noise import noise_share, output_weight
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner
+from thg.plans.run import Run
 from thg.profiles.planner import ProfilePlanner
 from thg.profiles.profile import Profile
 from thg.profiles.regridded import far_from

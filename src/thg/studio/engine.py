@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from thg.adapter import api
 from thg.distribution import versions
+from thg.pipelines import api
 from thg.plans.plan import Plan
 from thg.profiles.profile import Profile
 from thg.studio import plans

@@ -17,7 +17,7 @@ from thg.adapter.layouts import DENOISERS
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
 from thg.plans.fidelity import DEFAULT_ERROR
-from thg.plans.guide import Run
+from thg.plans.run import Run
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import shipped_profile
 from thg.studio.specs import DefaultSpec

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError
 from thg.plans.fidelity import within
-from thg.plans.guide import Run
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
+from thg.plans.run import Run
 from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
 from thg.profiles.profile import Profile

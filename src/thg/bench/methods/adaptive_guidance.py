@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thg.adapter import enabled, summary
 from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.plans.guide import Guide, Run, Term
+from thg.pipelines import enabled, summary
+from thg.plans.guide import Guide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
+from thg.plans.run import Run, Term
 
 TOLERANCE = 0.05
 """Relative deviation of the mean from a budget that is allowed: the last guided step jumps with the threshold."""

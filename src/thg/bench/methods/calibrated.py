@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thg.adapter import enabled, summary
 from thg.bench.errors import ConfigError
 from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.guide import Run
+from thg.pipelines import enabled, summary
 from thg.plans.plan import Plan
+from thg.plans.run import Run
 from thg.profiles.profile import Profile
 
 SENSITIVITY = 8

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.plans.guide import Guide, HareGuide, Run, Term
+from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
+from thg.plans.run import Run, Term
 
 
 @dataclass(frozen=True)

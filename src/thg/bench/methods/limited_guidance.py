@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thg.errors import PlanError
-from thg.plans.guide import Guide, HareGuide, Run, Term
+from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
+from thg.plans.run import Run, Term
 
 
 @dataclass(frozen=True)

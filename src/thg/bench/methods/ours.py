@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from thg.adapter import enabled, summary
 from thg.bench.methods.counting import counted_rows
 from thg.bench.methods.policy import Counted, Policy
-from thg.plans.both import BothGuide, leap_both
-from thg.plans.guide import Guide, GuideMaker, Run
+from thg.pipelines import enabled, summary
+from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
-from thg.plans.planners import Fixed, Planned, tapered
+from thg.plans.planners import Fixed, Planned
+from thg.plans.run import Run
 
 
 class PlainCFG(Policy):
@@ -41,9 +41,10 @@ class Guided(Policy):
     paper: str = "Tortoise and Hare Guidance, 2025, Algorithm 1"
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
-        guide = self.maker.guide(Run.of(steps, guidance_scale))
-        if isinstance(guide, BothGuide):
-            return None  # known only after the run
+        run = Run.of(steps, guidance_scale)
+        if isinstance(self.maker, Planned):
+            return self.maker.planner.plan(run).nfe
+        guide = self.maker.guide(run)
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
     def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
@@ -54,17 +55,3 @@ class Guided(Policy):
     def applied(self, pipe: Any) -> Iterator[Counted]:
         with enabled(pipe, self.maker):
             yield lambda size: [float(summary(pipe).nfe)] * size
-
-
-@dataclass(frozen=True)
-class BothLeap:
-    """thg: the conditional output is predicted as well.
-
-    thg: evaluations of the `tapered` plan for the unconditional branch. every: of `leap_both`.
-    """
-
-    thg: int = 65
-    every: int = 4
-
-    def guide(self, run: Run) -> Guide:
-        return leap_both(tapered(self.thg), self.every).guide(run)

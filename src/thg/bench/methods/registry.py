@@ -17,14 +17,14 @@ from thg.bench.methods.adaptive_guidance import AdaptiveGuidancePolicy
 from thg.bench.methods.calibrated import Calibrated
 from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT
 from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
-from thg.bench.methods.ours import BothLeap, Guided, PlainCFG
+from thg.bench.methods.ours import Guided, PlainCFG
 from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache
 from thg.bench.methods.policy import Policy
 from thg.bench.methods.tables import MethodTable, guided, outside
 from thg.bench.strict import FilePath, Wholes, nearest
-from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
-from thg.plans.planners import Fixed, Planned, tapered, uniform
+from thg.plans.planners import CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
 
 GROUP = "thg.bench.methods"
@@ -106,12 +106,9 @@ class UniformTable(MethodTable):
 
 class TaperedTable(MethodTable):
     nfe: int
-    hare_order: Literal[1, 2] = 2
-    corrector: float = CORRECTOR
 
     def make_policy(self, steps: int) -> Policy:
-        planner = tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)
-        return Guided(Planned(planner), "thg: grid densest at the ends, linear prediction of the hare")
+        return Guided(Planned(tapered(self.nfe)), "thg: leaps of the whole network, shortest at both ends")
 
 
 class WithinTable(MethodTable):
@@ -147,7 +144,6 @@ BUILT_IN: dict[str, type[MethodTable]] = {
     "tapered": TaperedTable,
     "within": WithinTable,
     "profile": ProfileTable,
-    "leap-both": guided(BothLeap),
     "deepcache": outside(DeepCache),
     "fastercache": outside(FasterCache),
     "cache-dit": outside(CacheDiT),
