@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Sequential, in_words
 from thg.adapter.observe import NOISE_ARGUMENTS, watched
 from thg.adapter.outputs import rows_of, tensors_of
+from thg.adapter.patch import current
 from thg.adapter.stated import LENGTH, Stated, agreed_scale
 from thg.adapter.verify import Guided, Step, scale_of, verify
 from thg.errors import UnsupportedPipelineError
@@ -34,8 +34,6 @@ from thg.plans.plan import Plan
 from thg.plans.report import Summary
 from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run, Term
-
-current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
 
 CHANGED = 0.05  # of w - 1: a change of the guidance scale that is reported
 SLACK = 30  # allowed residual of later steps: some formulas round more at low noise
