@@ -8,32 +8,56 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 
-from thg.adapter import run
 from thg.adapter.call import Call
 from thg.adapter.classes import original_class, restore, substitute
+from thg.adapter.stated import arguments_of
 from thg.plans.report import Summary
 
 
+class OpenRun(Protocol):
+    """A call of an enabled pipeline that is under way.
+
+    context: the pipeline's current cache context. calls_outside: network calls from other threads or tasks meanwhile.
+    """
+
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def thread(self) -> int: ...
+
+    context: str
+    calls_outside: int
+
+    def answer(self, call: Call) -> Any:
+        """Answers a call of one of the pipeline's networks."""
+
+
 class Owner(Protocol):
-    """An enabled pipeline."""
+    """A pipeline that thg is enabled on."""
 
-    run: Any  # the open one, or None
-    maker: Any  # what was enabled
+    @property
+    def run(self) -> OpenRun | None:
+        """The open one."""
 
-    def opened_run(self, pipe: Any) -> AbstractContextManager[None]:
-        """A context for a call of the pipeline."""
+    @property
+    def maker(self) -> Any:
+        """What was enabled."""
 
-    def redo(self, pipe: Any) -> None:
-        """Patches the pipeline again."""
+    def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """A context for a call of the pipeline with these arguments."""
 
     def undo(self, pipe: Any) -> None:
         """Restores the pipeline."""
+
+    def redo(self, pipe: Any) -> None:
+        """Patches the pipeline again."""
 
     def summary(self) -> Summary:
         """The cost of the last run."""
@@ -41,6 +65,7 @@ class Owner(Protocol):
 
 Names = dict[Owner, str]  # of a network, in the pipeline of each owner
 
+current: ContextVar[OpenRun | None] = ContextVar("thg_run", default=None)
 _networks: weakref.WeakKeyDictionary[torch.nn.Module, Names] = weakref.WeakKeyDictionary()
 _pipelines: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
@@ -62,7 +87,7 @@ def route_calls(pipe: Any, takeover: Owner) -> None:
         found = _pipelines.get(self)
         if found is None:
             return plain(self, *args, **kwargs)
-        with found.opened_run(self):
+        with found.opened_run(self, arguments_of(plain, self, *args, **kwargs)):
             return plain(self, *args, **kwargs)
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +130,7 @@ def release(network: torch.nn.Module, takeover: Owner) -> None:
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     plain = functools.partial(original_class(self).__call__, self)
     names = _networks.get(self, {})
-    here = run.current.get()
+    here = current.get()
     if here is not None and here.owner in names:
         return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
     if here is None:
@@ -117,7 +142,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _cache_context(self: Any, name: str, **kwargs: Any) -> Iterator[None]:
-    here = run.current.get()
+    here = current.get()
     with original_class(self).cache_context(self, name, **kwargs):
         if here is None:
             yield

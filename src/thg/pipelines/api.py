@@ -12,7 +12,7 @@ import torch
 
 from thg.adapter.describe import known_run
 from thg.adapter.identity import fingerprint
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of
+from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
 from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
@@ -52,8 +52,12 @@ def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMake
     maker = guide_maker(plan)
     own = layout if layout is not None else layout_of(pipe)
     _check(pipe, own)
-    if isinstance(own, Refused) and not (isinstance(maker, Planned) and maker.skips == "network"):
+    if isinstance(maker, Planned) and maker.skips == "network":
+        return maker, own
+    if isinstance(own, Refused):
         raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
+    if own is None:
+        raise unknown_layout(type(pipe).__name__)
     return maker, own
 
 

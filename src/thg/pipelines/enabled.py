@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class EnabledPipeline:
         self._networks = weakref.WeakSet(networks)
 
     @contextmanager
-    def opened_run(self, pipe: Any) -> Iterator[None]:
+    def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context for a call of the pipeline. Refused before any state changes if another thread is in one."""
         with self._lock:
             before = self.run

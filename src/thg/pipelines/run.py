@@ -23,7 +23,7 @@ from thg.adapter.call import Call
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.outputs import at_least_float32, rows_of
-from thg.adapter.run import current
+from thg.adapter.patch import current
 from thg.pipelines.watch import SeenCall, watched
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned

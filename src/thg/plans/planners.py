@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol, cast
 
@@ -271,7 +271,17 @@ class Planned:
 
     def _from_step(self, run: Run, first: int) -> Plan:
         """The plan of a run whose guidance begins at a later step."""
-        return self.planner.plan(run.part(first, run.steps)).placed(first, run.steps)
+        rest = run.part(first, run.steps)
+        return _with_budget_left(self.planner, first, rest.steps).plan(rest).placed(first, run.steps)
+
+
+def _with_budget_left(planner: Planner, spent: int, steps: int) -> Planner:
+    """The planner for these steps after some without guidance: a count of evaluations is smaller, and always fits."""
+    count = getattr(planner, "nfe", None)
+    if not isinstance(count, int) or not is_dataclass(planner):
+        return planner
+    left = min(max(count - spent, steps + 1), 2 * steps)
+    return cast(Planner, replace(planner, nfe=left))
 
 
 Choice = str | float | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
