@@ -16,7 +16,7 @@ from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_
 from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.pipelines.enabled import EnabledPipeline
+from thg.pipelines.owner import EnabledPipeline
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, guide_maker
