@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 
 from thg.adapter.scheduler_table import OFFERED, by_option
+from thg.adapter.scheduler_table import options as scheduler_options
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import versions
 from thg.errors import THGError
@@ -133,9 +134,10 @@ def check_device(device: str) -> None:
 
 def _scheduler(name: str, pipe: Any) -> Any:
     schedulers = Schedulers(pipe.scheduler)
-    key = by_option(name, schedulers.flow).key
+    key = by_option(name, schedulers.flow).key if name in scheduler_options() else None
     if key not in schedulers.labels:
         fitting = ", ".join(OFFERED[key].option for key in schedulers.labels if key in OFFERED)
         kind = "a flow" if schedulers.flow else "noise"
-        raise THGError(f"--scheduler {name} does not fit this model, which predicts {kind}; these do: {fitting}")
+        problem = "is unknown" if key is None else "does not fit"
+        raise THGError(f"--scheduler {name} {problem}; for this model, which predicts {kind}: {fitting}")
     return schedulers.make(key)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from thg.cli import options, pipelines
+from thg.cli import pipelines
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.profiles.profile import Profile
@@ -23,18 +23,6 @@ from thg.studio.specs import MAX_BATCH
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
-PORT = 7861
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_loading_arguments(parser)
-    parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
-    parser.add_argument("--port", type=int, default=PORT, help=f"0 for any free port (default: {PORT})")
-    parser.add_argument(
-        "--host", help="listen on this address for other machines too, with a token (default: this machine only)"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="print the address and do not open it")
-    parser.set_defaults(scheduler=None)  # chosen on the page
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +45,6 @@ def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the Python code that loads it in the same way."""
     profile = Profile.load(args.profile) if args.profile else None
     shipped = args.model in pipelines.SHIPPED
-    _say(f"loading {'the shipped model ' if shipped else ''}{args.model} ...")
     pipe = pipelines.load(args)
     place, precision = str(pipe.device), str(pipe.dtype)
     if not shipped:

@@ -13,17 +13,19 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from torch import Tensor
 
 from ..plans import hare
 from ..plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from ..plans.plan import Plan
 from ..plans.response import Response
 
-Term = tuple[Tensor, ...]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Term: TypeAlias = "tuple[Tensor, ...]"
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Guide(Protocol):
         """The term to use if it was not evaluated. None: no guidance at this step."""
 
 
-Evaluate = Callable[[Any, Any], tuple[Term, Term]]
+Evaluate: TypeAlias = "Callable[[Any, Any], tuple[Term, Term]]"
 
 
 @runtime_checkable
