@@ -149,6 +149,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace an existing profile")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_model(parser)
+    parser.set_defaults(image=None)
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
@@ -214,7 +215,26 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_loading(group: argparse._ActionsContainer) -> None:
     """Which pipeline, and where it runs."""
-    group.add_argument("--model", default="eps", help="eps or flow (shipped), a hub id, or a folder (default: eps)")
+    group.add_argument(
+        "--model",
+        default="eps",
+        help="eps or flow (shipped), a hub id, a folder, or a .safetensors file (default: eps)",
+    )
+    group.add_argument("--variant", help="of the weight files of a folder or hub id, such as fp16")
+    group.add_argument(
+        "--config",
+        metavar="FOLDER",
+        help="for a .safetensors file: a diffusers model of the same kind, which has its configuration (default: the "
+        "model that it was made from, by its hub id)",
+    )
+    group.add_argument(
+        "--lora",
+        type=lora,
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="a LoRA of this model, such as style.safetensors:0.8; can be repeated",
+    )
     group.add_argument("--device", help="such as cuda, cuda:1, mps or cpu (default: the best available)")
     group.add_argument(
         "--dtype",
@@ -236,6 +256,10 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--negative-prompt", help="what the picture should not show")
     group.add_argument("--width", type=whole_number(1), help="in pixels (default: the model's own)")
     group.add_argument("--height", type=whole_number(1), help="in pixels (default: the model's own)")
+    group.add_argument("--image", type=Path, help="a picture to start from")
+    group.add_argument(
+        "--strength", type=strength, default=0.6, help="how much of it may change, above 0 up to 1 (default: 0.6)"
+    )
     group.add_argument("--seed", type=int, default=0, help="seed of the first picture (default: 0)")
     group.add_argument("--count", type=whole_number(1), default=1, help="pictures per prompt, with seeds in sequence")
     group.add_argument(
@@ -256,6 +280,26 @@ def guidance(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"must be a number above 0, such as 7.5 (1 is no guidance), not {text}")
     return value
+
+
+def strength(text: str) -> float:
+    """The share of the steps that a run from a picture makes."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, such as 0.6, not {text}")
+    return value
+
+
+def lora(text: str) -> tuple[Path, float]:
+    """A file, and the scale after a colon, if there is one."""
+    name, _, scale = text.rpartition(":")
+    try:
+        return (Path(name), float(scale)) if name else (Path(text), 1.0)
+    except ValueError:  # a colon of the file's name
+        return Path(text), 1.0
 
 
 def tolerance(text: str) -> float:
