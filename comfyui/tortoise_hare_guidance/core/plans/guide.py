@@ -13,19 +13,17 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from ..plans import hare
 from ..plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from ..plans.plan import Plan
 from ..plans.response import Response
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Term: TypeAlias = "tuple[Tensor, ...]"
+Term = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Guide(Protocol):
         """The term to use if it was not evaluated. None: no guidance at this step."""
 
 
-Evaluate: TypeAlias = "Callable[[Any, Any], tuple[Term, Term]]"
+Evaluate = Callable[[Any, Any], tuple[Term, Term]]
 
 
 @runtime_checkable
