@@ -39,9 +39,9 @@ class Prior:
     the start.
     """
 
-    evaluations: float = 22.0
+    evaluations: float = 22.2
     order: float = 3.2
-    short_run: float = 12.5
+    short_run: float = 13.0
     second_order: float = 1.0
     without_corrector: float = 1.35
     fewest: int = 3
