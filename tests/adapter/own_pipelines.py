@@ -356,7 +356,6 @@ NETWORKS = {
     LearnedVariance: VarianceUNet,
     NeedsBoth: BothUNet,
     Keywords: KeywordUNet,
-    MixesRows: MixingUNet,
     TimeFirst: TimeFirstUNet,
     TimeFirstTwoCalls: TimeFirstUNet,
 }
