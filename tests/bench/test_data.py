@@ -19,10 +19,10 @@ from thg.bench.data import (
     read_statistics,
     write_statistics,
 )
-from thg.bench.data.prompts import first_text
 from thg.bench.data.references import files_below, read_sound
 from thg.bench.metrics.inception import FID, KID
 from thg.errors import MissingExtraError
+from thg.prompts import first_text
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "data"
 

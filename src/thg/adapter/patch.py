@@ -46,6 +46,10 @@ class Owner(Protocol):
     def run(self) -> OpenRun | None:
         """The open one."""
 
+    @property
+    def maker(self) -> Any:
+        """What was enabled."""
+
     def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
         """A context for a call of the pipeline with these arguments."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from thg.bench.config import load_config
 from thg.bench.data import DataError, write_statistics
@@ -13,16 +12,6 @@ from thg.bench.metrics import SetMetric
 from thg.bench.shard import find_shard
 from thg.bench.store import Store
 from thg.cli import pipelines
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the benchmark whose [references] to measure"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the statistics")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where measured rows are kept (default: OUT/store)")
-    parser.add_argument("--device", help="where the networks run (default: the best available)")
-    parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that share the store")
 
 
 def run(args: argparse.Namespace) -> int:
