@@ -111,11 +111,13 @@ def scale_of(step: Step, passed: Tensor, sample: Tensor | None, guided: Guided) 
 def _conclude(reading: _Reading, numbers: Fit, cond: int, number: int) -> Guided | str | None:
     """What a fit means: a guided step, one without guidance, or why thg cannot follow it."""
     shares, plain = numbers.shares, abs(abs(numbers.scale) - 1) < SURE
-    if reading.count == 1 or not any(shares):
+    if reading.count == 1:
         return None
     guided = Guided(None, not plain or reading.by_vector, reading.with_sample, number)
     if not numbers.doubt < SURE:
         return guided  # the branches are equal: nothing to check
+    if not any(shares):
+        return None  # zeros reach the scheduler
     w = shares[cond]
     if max(shares) > w + SURE:
         largest = max(range(len(shares)), key=lambda k: shares[k])
