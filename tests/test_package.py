@@ -19,12 +19,12 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution", "processes", "seeds"},
+    {"errors", "files", "distribution", "processes", "seeds", "prompts"},
     {"plans"},
     {"ode"},
     {"profiles"},
     {"adapter"},
-    {"calibration", "models"},
+    {"calibration", "models", "counting"},
     {"media"},
     {"plots"},
     {"bench"},

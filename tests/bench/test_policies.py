@@ -24,11 +24,11 @@ from thg.bench.methods.adaptive_guidance import (
 )
 from thg.bench.methods.calibrated import Calibrated
 from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT, weigh_frequencies
-from thg.bench.methods.counting import counted_work
 from thg.bench.methods.limited_guidance import GuidanceInterval, SelectiveGuidance
 from thg.bench.methods.ours import BothLeap, Guided, PlainCFG
 from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
 from thg.bench.methods.policy import Pilot
+from thg.counting import counted_work
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.planners import Planned
 from thg.plans.run import Run

@@ -30,13 +30,13 @@ from tests.bench.runs import (
 )
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
-from thg.bench.data import DataError
 from thg.bench.errors import ConfigError, RunFolderError
 from thg.bench.runner import Runner
 from thg.bench.shard import Shard, find_shard
 from thg.bench.store import Store
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
+from thg.prompts import DataError
 from thg.seeds import generators, sample_seed
 
 

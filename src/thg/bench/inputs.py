@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thg.bench.config import BenchConfig
-from thg.bench.data import DataError, hub_prompts, paired_files, read_prompts
 from thg.bench.data.references import files_below
 from thg.models import benchmark_prompts
+from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
-from thg.bench.data import read_prompts
 from thg.calibration import calibrate
 from thg.calibration.run import SENSITIVITY_SAMPLES
 from thg.cli import options, pipelines
@@ -16,6 +15,7 @@ from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
 from thg.processes import Process
+from thg.prompts import read_prompts
 
 SHIPPED_SAMPLES = 60
 

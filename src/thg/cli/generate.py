@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thg.bench.data import read_prompts as read_file
 from thg.cli import files, options, pipelines
 from thg.cli.choice import add_plan_argument, chosen_plan
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
+from thg.prompts import read_prompts as read_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

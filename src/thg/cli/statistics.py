@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from thg.bench.config import load_config
-from thg.bench.data import DataError, write_statistics
+from thg.bench.data import write_statistics
 from thg.bench.measuring import Measurer
 from thg.bench.metrics import SetMetric
 from thg.bench.shard import find_shard
 from thg.bench.store import Store
 from thg.cli import pipelines
+from thg.prompts import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

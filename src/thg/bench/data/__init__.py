@@ -1,16 +1,6 @@
-"""The benchmark's input data: prompts, reference pictures and sounds, and statistics computed from them."""
+"""Reference pictures and sounds, and statistics computed from them."""
 
-from thg.bench.data.errors import DataError
-from thg.bench.data.prompts import hub_prompts, paired_files, read_prompts
 from thg.bench.data.references import read_references
 from thg.bench.data.statistics import read_statistics, write_statistics
 
-__all__ = [
-    "DataError",
-    "hub_prompts",
-    "paired_files",
-    "read_prompts",
-    "read_references",
-    "read_statistics",
-    "write_statistics",
-]
+__all__ = ["read_references", "read_statistics", "write_statistics"]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from thg.bench.data.errors import DataError
 from thg.bench.metrics.batch import Batch
+from thg.prompts import DataError
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 SOUND_SUFFIXES = frozenset({".wav"})

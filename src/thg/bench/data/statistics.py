@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from thg.bench.data.errors import DataError
 from thg.files import write_atomically
+from thg.prompts import DataError
 
 
 def read_statistics(path: str | Path) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from thg.bench.methods.counting import counted_rows
+from thg.counting import counted_rows
 from thg.bench.methods.policy import Counted, Policy
 from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thg.bench.methods.counting import counted_work
+from thg.counting import counted_work
 from thg.bench.methods.policy import Counted, Pilot, Policy
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 from thg.pipelines import enabled

@@ -1,4 +1,10 @@
-"""Prompts from files: csv, tsv, jsonl or txt, and from datasets of the hub."""
+"""Prompts from files: csv, tsv, jsonl or txt, and from datasets of the hub.
+
+Tables are read like Python's csv module does, with two differences that the public prompt files need:
+
+- A quote opens a quoted field only if its partner closes the field. `"Head shot" of a zebra` is text with quotes in it.
+- A file whose header is one column has no delimiter, so unquoted commas in its captions are text.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from thg.bench.data.delimited import LINE_END, read_table
-from thg.bench.data.errors import DataError
 from thg.distribution import missing
+from thg.errors import THGError
 
+LINE_END = r"\r\n|\r|\n"
 USUAL_COLUMNS = ("prompt", "caption", "text")
 """Used (case-insensitively) if no column is named."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+class DataError(THGError, ValueError):
+    """A prompt file, a folder of references or a statistics file that cannot be used."""
 
 
 def read_prompts(path: str | Path, column: str | None = None, count: int | None = None) -> list[str]:
@@ -143,3 +153,46 @@ def first_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         value = value[0] if value else None
     return "" if value is None else str(value)
+
+
+# -- tables
+
+
+def read_table(text: str, delimiter: str, source: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Column names and rows; empty lines are skipped. `source` is the file's name, for errors."""
+    header_line = next((line for line in re.split(LINE_END, text) if line.strip()), "")
+    if delimiter not in header_line:
+        delimiter = ""
+    records = [record for record in _records(text, delimiter) if any(field.strip() for _, field in record)]
+    if not records:
+        raise DataError(f"{source} is empty: the first line must name the columns")
+    columns = [field.strip() for _, field in records[0]]
+    for record in records[1:]:
+        if len(record) > len(columns):
+            raise DataError(
+                f"line {record[0][0]} of {source} has {len(record)} fields, its header {len(columns)}: "
+                "put quotes around fields that contain the delimiter"
+            )
+    return columns, [dict(zip(columns, (field for _, field in record), strict=False)) for record in records[1:]]
+
+
+def _records(text: str, delimiter: str) -> list[list[tuple[int, str]]]:
+    """All records as lists of (line number, field)."""
+    ends = f"(?P<end>{re.escape(delimiter)}|{LINE_END}|\\Z)" if delimiter else f"(?P<end>{LINE_END}|\\Z)"
+    plain = f"(?P<plain>[^\\r\\n{re.escape(delimiter)}]*)"
+    field = re.compile(f'(?:"(?P<quoted>(?:[^"]|"")*)"|{plain}){ends}')
+    records: list[list[tuple[int, str]]] = [[]]
+    line = 1
+    position = 0
+    while position < len(text):
+        match = field.match(text, position)
+        assert match is not None  # a plain field matches everywhere
+        quoted = match["quoted"]
+        records[-1].append((line, match["plain"] if quoted is None else quoted.replace('""', '"')))
+        line += len(re.findall(LINE_END, match[0]))
+        position = match.end()
+        if match["end"] != delimiter or not delimiter:
+            records.append([])
+    if text.endswith(delimiter) and delimiter:
+        records[-1].append((line, ""))
+    return [record for record in records if record]
