@@ -15,7 +15,6 @@ from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in,
 from tests.bench.tiny_models import save_clip
 from thg.bench import keeping
 from thg.bench.config import load_config, override
-from thg.bench.data import read_statistics
 from thg.bench.errors import ConfigError, RunFolderError
 from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
@@ -90,17 +89,6 @@ def test_each_process_measures_its_part_and_the_last_one_has_the_report(home, fi
     assert "3 of 3 batches measured" in said
     assert measure_samples(run, Shard(0, 2), silent) is not None
     assert series.measured(scores).done() == {0, 1, 2, 3}
-
-
-def test_thg_statistics_writes_what_configurations_take(home, finished, tmp_path, capsys):
-    file = home / "statistics.toml"
-    file.write_text(toml(config(home).source))
-    assert main(["statistics", "--config", str(file), "--out", str(tmp_path)]) == 0
-    assert "judge_frechet = " in capsys.readouterr().out
-    assert int(read_statistics(tmp_path / "judge_frechet.safetensors")["n"]) == 4
-    statistics = {"statistics": {"judge_frechet": str(tmp_path / "judge_frechet.safetensors")}}
-    again = report(config(home, references=statistics), home / "finished")
-    assert [line.split("|")[8] for line in again.splitlines()] == [line.split("|")[8] for line in finished.splitlines()]
 
 
 # -- references

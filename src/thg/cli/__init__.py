@@ -29,7 +29,6 @@ COMMANDS = {
     "calibrate": "measure where the guidance of a model can be predicted",
     "bench": "compare thg with other methods",
     "report": "rebuild the report of a benchmark",
-    "statistics": "measure the references of a benchmark once",
     "studio": "compare interactively in the browser",
     "doctor": "versions, devices, and what is missing or broken",
 }
