@@ -21,8 +21,8 @@ import numpy as np
 
 import thg
 from thg.bench.config import Model
-from thg.bench.pipeline import load_pipeline
-from thg.bench.shard import find_shard
+from thg.bench.samples import load_pipeline
+from thg.bench.shards import find_shard
 from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE

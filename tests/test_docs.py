@@ -25,7 +25,7 @@ import thg
 from tests import forked
 from thg.bench import keeping
 from thg.bench.config import Storage, load_config, parse_config
-from thg.bench.methods.registry import methods
+from thg.bench.methods import methods
 from thg.bench.metrics import metric_names
 from thg.cli import COMMANDS
 from thg.cli.bench import evaluations

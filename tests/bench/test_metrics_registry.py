@@ -1,21 +1,15 @@
 """Metrics by name: the ready ones, the skipped ones with their reasons, the unknown ones."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from thg.bench.metrics import Batch, MetricError, Sources, load_metrics, metric_names
+from thg.bench.metrics import Batch, MetricError, load_metrics, metric_names
 
-NOWHERE = Sources(
-    inception=Path("nowhere/inception.pt"),
-    lpips=Path("nowhere/lpips.safetensors"),
-    vggish=Path("nowhere/vggish.pth"),
-    image_reward=Path("nowhere/ImageReward.pt"),
-    clip_score="thg-tests/absent-clip",
-    cmmd="thg-tests/absent-clip-336",
-    clap_score="thg-tests/absent-clap",
-)
+NOWHERE = {
+    "inception": "nowhere/inception.pt",
+    "clip_score": "thg-tests/absent-clip",
+    "cmmd": "thg-tests/absent-clip-336",
+}
 
 
 def test_what_is_missing_is_named_and_the_others_go_on():
@@ -27,12 +21,12 @@ def test_what_is_missing_is_named_and_the_others_go_on():
     for name, missing in {
         "fid": "nowhere/inception.pt",
         "kid": "nowhere/inception.pt",
-        "lpips": "nowhere/lpips.safetensors",
-        "fad": "nowhere/vggish.pth",
-        "image_reward": "nowhere/ImageReward.pt",
         "clip_score": "thg-tests/absent-clip",
         "cmmd": "thg-tests/absent-clip-336",
-        "clap_score": "thg-tests/absent-clap",
+        "lpips": "pip install lpips",
+        "fad": "pip install frechet-audio-distance",
+        "image_reward": "pip install image-reward",
+        "clap_score": "pip install laion-clap",
     }.items():
         assert missing in reasons[name].replace("\\", "/")
 
@@ -41,7 +35,7 @@ def test_names_are_those_of_the_metrics_and_order_is_kept():
     def judge(pictures, asked):
         raise AssertionError("not asked")
 
-    loaded = load_metrics(["judge_frechet", "ssim", "tone_accuracy", "ssim", "judge_accuracy"], Sources(judge=judge))
+    loaded = load_metrics(["judge_frechet", "ssim", "tone_accuracy", "ssim", "judge_accuracy"], judge=judge)
     assert [metric.name for metric in loaded.metrics] == ["judge_frechet", "ssim", "tone_accuracy", "judge_accuracy"]
     assert loaded.skipped == []
 
@@ -57,7 +51,7 @@ def test_fid_and_kid_run_the_network_once(tmp_path):
             self.layers = Layers()
 
     torch.jit.save(torch.jit.script(Network()), str(tmp_path / "network.pt"))
-    fid, kid = load_metrics(["fid", "kid"], Sources(inception=tmp_path / "network.pt")).metrics
+    fid, kid = load_metrics(["fid", "kid"], {"inception": str(tmp_path / "network.pt")}).metrics
     batch = Batch(torch.rand(2, 3, 16, 16))
     assert fid._embed(batch) is kid._embed(batch)
 

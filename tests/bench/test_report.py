@@ -11,11 +11,9 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_in, sample_file, save_model, values
 from thg.bench.config import parse_config
-from thg.bench.errors import RunFolderError
-from thg.bench.report import rebuild_report
-from thg.bench.report.markdown import table
-from thg.bench.report.measure import Measured, Row
-from thg.bench.store import open_picture
+from thg.bench.report import Measured, Row, rebuild_report, table
+from thg.bench.samples import open_picture
+from thg.bench.store import RunFolderError
 from thg.cli import main
 from thg.plots.frontier import Point, draw_frontier, family
 from thg.plots.sheet import Column, most_different, sheet

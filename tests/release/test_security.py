@@ -136,12 +136,12 @@ def test_a_checkpoint_file_is_refused(tmp_path):
 
 
 def test_the_weights_of_a_metric_run_no_code(tmp_path):
-    from thg.bench.metrics.weights import read_tensors
+    from thg.bench.metrics.inception import load_inception
 
     mark, path = tmp_path / "ran", tmp_path / "weights.pth"
     torch.save(Payload(mark), path)
-    with pytest.raises(thg.MissingExtraError, match="more than tensors"):
-        read_tensors(path)
+    with pytest.raises(thg.MissingExtraError, match="not a TorchScript network"):
+        load_inception(path)
     assert not mark.exists()
 
 

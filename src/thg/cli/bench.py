@@ -8,9 +8,9 @@ from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
 from thg.bench.inputs import reference_files
-from thg.bench.measuring import Measurer
+from thg.bench.measure import Measurer
 from thg.bench.report import write_report
-from thg.bench.shard import find_shard
+from thg.bench.shards import find_shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
 
@@ -23,11 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store next to --out)"
     )
-    parser.add_argument(
-        "--keep",
-        choices=("files", "jpeg", "latents", "features"),
-        help="what is kept of a sample (default: the configuration's, files)",
-    )
     parser.add_argument("--check", action="store_true", help="report what is missing, and run nothing")
     parser.add_argument("--count", type=int, metavar="N", help="prompts, instead of the configuration's number")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples per batch")
@@ -39,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config or SHIPPED_CONFIG)
-    config = override(config, keep=args.keep, count=args.count, batch_size=args.batch_size, seed=args.seed)
+    config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"
     shard = find_shard(args.shard, args.device)
     pipelines.check_device(shard.device)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from thg.bench.report import rebuild_report
-from thg.bench.shard import find_shard
+from thg.bench.shards import find_shard
 from thg.cli import pipelines
 
 

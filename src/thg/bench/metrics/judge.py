@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from thg.bench.metrics.base import LastSeen, MeanMetric, Metric
-from thg.bench.metrics.batch import Batch, MetricError
-from thg.bench.metrics.frechet import FrechetMetric
+from thg.bench.metrics.base import Batch, LastSeen, MeanMetric, Metric, MetricError
+from thg.bench.metrics.distribution import FrechetMetric
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
 
 

@@ -1,7 +1,8 @@
 """Measuring: rows of scores and features for each sample and reference, kept in the store.
 
 Each process measures the batches that it samples, and its part of the references; existing rows are not measured again.
-Scores against plain CFG are computed on floats when a sample is made, otherwise from the files.
+Scores against plain CFG are computed on floats when a sample is made, otherwise from the files. Metrics of packages run
+on the files of a complete series.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from thg.bench.config import BenchConfig
-from thg.bench.data import read_references
-from thg.bench.inputs import ReferenceFiles, reference_files
-from thg.bench.keeping import read_samples
-from thg.bench.metrics import Batch, Metric, SetMetric, Sources, load_metrics
-from thg.bench.pipeline import Samples
-from thg.bench.shard import Shard, batches
-from thg.bench.store import Series, Store
+from thg.bench.inputs import read_references, reference_files
+from thg.bench.metrics import Batch, Metric, PackageMetric, SetMetric, load_metrics
+from thg.bench.plugins import code_digest
+from thg.bench.samples import read_pictures
+from thg.bench.shards import Shard, batches
+from thg.bench.store import Series, Store, digest
 
 REFERENCES = 32
 """Reference files that are measured at a time."""
@@ -43,24 +42,28 @@ class Measurer:
     def __init__(self, config: BenchConfig, store: Store, device: str, names: Iterable[str] | None = None) -> None:
         self.config = config
         self.store = store
-        loaded = load_metrics(config.metrics if names is None else names, Sources.of(config.networks), device)
-        self.metrics = loaded.metrics
-        self.skipped = loaded.skipped
-        self.references: ReferenceFiles | None = None
-        if any(isinstance(metric, SetMetric) for metric in self.metrics):
-            self.references = reference_files(config)
+        names = config.metrics if names is None else names
+        loaded = load_metrics(names, config.networks, device, packages=config.packages, base=config.base)
+        self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
+        needs_references = any("set" in metric.needs for metric in [*self.metrics, *self.of_packages])
+        self.references = reference_files(config) if needs_references else None
+
+    @property
+    def all(self) -> list[Metric | PackageMetric]:
+        return [*self.metrics, *self.of_packages]
 
     def leave_out(self, sounds: bool) -> None:
         """Drops the metrics that cannot be measured here, with the reason."""
-        for metric in list(self.metrics):
+        for metric in self.all:
             if reason := self._lacks(metric, sounds):
-                self.metrics.remove(metric)
+                (self.metrics if isinstance(metric, Metric) else self.of_packages).remove(metric)  # type: ignore[arg-type]
                 self.skipped.append((metric.name, reason))
 
-    def _lacks(self, metric: Metric, sounds: bool) -> str:
-        if sounds and "pairs" in metric.needs:
-            return "it compares pictures, and these are sounds"
-        if not isinstance(metric, SetMetric) or metric.name in self.config.references.statistics:
+    def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
+        hears = isinstance(metric, PackageMetric) and metric.hears
+        if hears != sounds:
+            return f"it measures {('pictures', 'sounds')[hears]}, and these are {('pictures', 'sounds')[sounds]}"
+        if "set" not in metric.needs or metric.name in self.config.references.statistics:
             return ""
         if self.references is None:
             return f"there are no references: write [references] with folder, or statistics.{metric.name}"
@@ -76,11 +79,11 @@ class Measurer:
                 by_rows.setdefault(name := self.rows_of(metric, reference), Measure(metric, name))
         return list(by_rows.values())
 
-    def rows_of(self, metric: Metric, reference: Series) -> str:
-        """The name of a metric's rows: they depend on its network, and pairs on what they are compared with."""
+    def rows_of(self, metric: Metric, reference: Series | None) -> str:
+        """The name of a metric's rows: they depend on its network or file, and pairs on what they compare with."""
         network = self.config.networks.get(metric.rows_name) or self.config.networks.get(metric.name)
-        parts = [metric.rows_name, _short(network)] if network else [metric.rows_name]
-        return "-".join([*parts, reference.key[:8]] if "pairs" in metric.needs else parts)
+        compared = reference.key[:8] if reference is not None and "pairs" in metric.needs else ""
+        return "-".join(filter(None, [metric.rows_name, _short(network), code_digest(type(metric))[:8], compared]))
 
     def measure(self, measures: Sequence[Measure], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
@@ -90,63 +93,66 @@ class Measurer:
             if not (pairs and batch.references is None):
                 series.measured(measure.rows).add(indices, measure.metric.measure(batch if pairs else stored))
 
-    def missing(self, series: Series, reference: Series, is_reference: bool) -> dict[str, set[int]]:
+    def missing(self, series: Series, reference: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
-        names = [measure.rows for measure in self.measures(is_reference, reference)]
+        names = [measure.rows for measure in self.measures(series.key == reference.key, reference)]
         return {name: left for name in names if (left := everything - series.measured(name).done())}
 
     def measure_samples(
-        self,
-        all_series: Sequence[Series],
-        reference: Series,
-        prompts: Sequence[str],
-        shard: Shard,
-        progress: Progress,
-        pipe: Any = None,
+        self, all_series: Sequence[Series], reference: Series, prompts: Sequence[str], shard: Shard, progress: Progress
     ) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, list[Measure]]] = []
         for series in all_series:
-            is_reference, done = series.key == reference.key, series.done()
-            missing = self.missing(series, reference, is_reference)
+            missing, done = self.missing(series, reference), series.done()
+            measures = self.measures(series.key == reference.key, reference)
             for batch in mine:
-                todo = [m for m in self.measures(is_reference, reference) if missing.get(m.rows, set()) & {*batch}]
+                todo = [m for m in measures if missing.get(m.rows, set()) & {*batch}]
                 if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")
         for series, batch, todo in units:
-            other = None if series.key == reference.key else reference
-            self._measure_files(todo, series, other, batch, prompts, pipe)
+            pairs = any("pairs" in measure.metric.needs for measure in todo)
+            plain = read_pictures(reference, batch) if pairs else None
+            texts = tuple(prompts[index] for index in batch)
+            self.measure(todo, series, batch, Batch(read_pictures(series, batch), texts, plain))
             clock.tick()
 
-    def _measure_files(
-        self, todo: list[Measure], series: Series, other: Series | None, batch: range, prompts: Sequence[str], pipe: Any
-    ) -> None:
-        samples = read_samples(series, batch, pipe)
-        if samples is None:
-            return  # not kept: it was measured when it was made
-        pairs = any("pairs" in measure.metric.needs for measure in todo) and other is not None
-        plain = read_samples(other, batch, pipe) if pairs and other is not None else None
-        self.measure(todo, series, batch, as_batch(samples, plain, [prompts[index] for index in batch]))
+    def by_package(
+        self, metric: PackageMetric, series: Series, reference: Series, prompts: Sequence[str]
+    ) -> list[float]:
+        """The numbers of a package for a complete series; existing ones are not measured again."""
+        indices = range(self.config.count)
+        references = self.references if "set" in metric.needs else None
+        against = reference.key if "pairs" in metric.needs else references.identity if references else ""
+        name = f"{metric.name}-{digest({'count': len(indices), 'against': against})[:8]}"
+        values = series.numbers(name)
+        if values is None:
+            job = {
+                "samples": [str(series.file(index)) for index in indices],
+                "prompts": [prompts[index] for index in indices],
+                "plain": [str(reference.file(index)) for index in indices],
+                "references": [str(path) for path in references.paths] if references else [],
+            }
+            values = metric.values(job)
+            series.write_numbers(name, values)
+        return values
 
     # -- references
 
-    def reference_measures(self) -> list[tuple[SetMetric, str]]:
-        """Set metrics that take their reference from files, one for each kind of rows."""
-        by_rows: dict[str, SetMetric] = {}
-        for metric in self.metrics:
-            if isinstance(metric, SetMetric) and metric.name not in self.config.references.statistics:
-                network = self.config.networks.get(metric.rows_name) or self.config.networks.get(metric.name)
-                by_rows.setdefault("-".join(filter(None, [metric.rows_name, _short(network)])), metric)
-        return [(metric, name) for name, metric in by_rows.items()]
+    def reference_measures(self) -> dict[str, SetMetric]:
+        """Set metrics that take their reference from files, one for each kind of rows, by the name of the rows."""
+        known = self.config.references.statistics
+        metrics = [m for m in self.metrics if isinstance(m, SetMetric) and m.name not in known]
+        return {self.rows_of(metric, None): metric for metric in metrics}
 
     def missing_references(self) -> dict[str, set[int]]:
         if self.references is None:
             return {}
         identity, everything = self.references.identity, set(range(len(self.references.paths)))
-        names = [name for _, name in self.reference_measures()]
+        names = self.reference_measures()
         return {name: left for name in names if (left := everything - self.store.references(identity, name).done())}
 
     def measure_references(self, shard: Shard, progress: Progress) -> None:
@@ -157,11 +163,10 @@ class Measurer:
         units = [u for u in shard.of(batches(len(paths), REFERENCES)) if any({*u} & left for left in missing.values())]
         clock = Clock(progress, len(units), "of references measured")
         for unit in units:
-            places, found = read_references([paths[index] for index in unit])
-            for metric, name in self.reference_measures():
+            readable, batch = read_references([paths[index] for index in unit])
+            for name, metric in self.reference_measures().items():
                 rows = [torch.empty(0)] * len(unit)  # a broken file has none
-                measured = [row for batch in found for row in metric.measure(batch)]
-                for place, row in zip(places, measured, strict=True):
+                for place, row in zip(readable, metric.measure(batch) if batch else [], strict=True):
                     rows[place] = row
                 self.store.references(identity, name).add(unit, rows)
             clock.tick()
@@ -182,18 +187,9 @@ class Clock:
             return
         self._reported = now
         left = elapsed / self._done * (self._of - self._done)
-        rest = f", about {_duration(left)} left" if self._done < self._of else ""
+        unit, seconds = next((u, s) for u, s in (("s", 1), ("min", 60), ("h", 3600)) if left < 120 * s or u == "h")
+        rest = f", about {left / seconds:.0f} {unit} left" if self._done < self._of else ""
         self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def as_batch(samples: Samples, reference: Samples | None, prompts: Sequence[str]) -> Batch:
-    return Batch(samples.values, tuple(prompts), None if reference is None else reference.values, samples.sample_rate)
 
 
 def _short(text: str | None) -> str:

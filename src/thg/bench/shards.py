@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from thg.bench.errors import ConfigError
+from thg.bench.tables import ConfigError
 from thg.processes import Process, best_device
 
 Unit = TypeVar("Unit")
