@@ -190,6 +190,7 @@ def test_files_that_are_not_toml_name_the_file(tmp_path):
 def test_the_identity_changes_with_the_pictures_and_with_nothing_else():
     config = parse(SMALL)
     same = [override(config, count=9, batch_size=2), parse(changed(metrics=["psnr"])), parse(changed(title="other"))]
+    same += [parse(changed("methods.1.name", "renamed")), parse(changed("methods.1.interval", 5))]  # 5 is the default
     assert {c.identity() for c in same} == {config.identity()}
     others = [
         override(config, seed=1),

@@ -15,6 +15,7 @@ import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
 from thg.adapter.lesson import forget
+from thg.bench.methods import as_policy
 from thg.bench.methods.adaptive_guidance import (
     AdaptiveGuidance,
     AdaptiveGuidancePolicy,
@@ -29,7 +30,7 @@ from thg.bench.methods.baselines import (
     weigh_frequencies,
 )
 from thg.bench.methods.policy import Guided, Pilot, PlainCFG
-from thg.bench.methods.thg_plans import BothLeap, Calibrated
+from thg.bench.methods.thg_plans import Calibrated, Tapered
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.tables import ConfigError
 from thg.counting import counted_work
@@ -331,16 +332,16 @@ def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
     assert torch.equal(sample(pipe), before)
 
 
-def test_leaps_of_both_branches_are_counted(pipe):
-    policy = Guided(BothLeap(thg=2 * STEPS - STEPS // 2, every=4))
-    assert policy.budget(STEPS, 5.0) is None
+def test_leaps_of_the_whole_network_are_counted(pipe):
+    policy = as_policy(Tapered(nfe=STEPS), STEPS)
+    assert policy.budget(STEPS, 5.0) == STEPS
     with policy.applied(pipe) as evaluations, counted_work(pipe) as work:
         sample(pipe)
         (cost, *_) = evaluations(len(PROMPTS))
     with counted_work(pipe) as plain:
         sample(pipe)
     assert cost == pytest.approx(2 * STEPS * work.count / plain.count)
-    assert cost < 2 * STEPS - STEPS // 2
+    assert cost == STEPS
 
 
 @pytest.mark.parametrize("order", [0, 1])

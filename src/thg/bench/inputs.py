@@ -49,7 +49,7 @@ def load_prompts(config: BenchConfig) -> PromptList:
 
 def prompts_wanted(config: BenchConfig) -> int:
     """How many prompts are needed: those that are sampled, or more for a calibration."""
-    return max([config.count, *(method.options.get("calibrate", 0) for method in config.methods)])
+    return max(config.count, *(int(method.options.get("calibrate", 0)) for method in config.methods))
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,8 @@ def _file(path: Path, size: int, changed: int) -> str:
 
 
 @cache
-def thg_code() -> str:
+def thg_code(package: Path = Path(thg.__file__).parent) -> str:
     """A digest of the source of thg that makes samples."""
-    package = Path(thg.__file__).parent
     files = [path.relative_to(package) for path in package.rglob("*.py")]
     used = [path for path in files if path.parts[0] not in NOT_IN_SAMPLES or path.parts[:2] == ("bench", "methods")]
     return digest({path.as_posix(): _file(package / path, (package / path).stat().st_size, 0) for path in used})

@@ -45,7 +45,7 @@ class Measurer:
         names = config.metrics if names is None else names
         loaded = load_metrics(names, config.networks, device, packages=config.packages, base=config.base)
         self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
-        needs_references = any("set" in metric.needs for metric in [*self.metrics, *self.of_packages])
+        needs_references = any("set" in metric.needs for metric in self.all)
         self.references = reference_files(config) if needs_references else None
 
     @property

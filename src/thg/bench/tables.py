@@ -10,7 +10,6 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -49,7 +48,8 @@ def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str
             raise ConfigError(_unknown(key, where, known))
     try:
         # as JSON, in which a list may be a tuple and a text a path, but a text is never a number
-        return _adapter(table).validate_json(json.dumps(values, default=str), strict=True, context={"base": base})
+        text = json.dumps(values, default=str)
+        return TypeAdapter(table).validate_json(text, strict=True, context={"base": base})
     except ValidationError as error:
         details = error.errors(include_url=False)
         causes = (detail.get("ctx", {}).get("error") for detail in details)
@@ -61,11 +61,6 @@ def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str
 def keys(table: Any) -> list[str]:
     """The keys of a table: the fields that its dataclass takes."""
     return [field.name for field in fields(table) if field.init]
-
-
-@cache
-def _adapter(table: type[TableT]) -> TypeAdapter[TableT]:
-    return TypeAdapter(table)
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

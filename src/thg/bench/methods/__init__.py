@@ -16,7 +16,8 @@ from typing import Any
 from thg.bench.methods.adaptive_guidance import AdaptiveGuidancePolicy
 from thg.bench.methods.baselines import CFGCache, CFGCacheFFT, CFGGate, GuidanceInterval, SelectiveGuidance, StepAG
 from thg.bench.methods.policy import Guided, PlainCFG, Policy
-from thg.bench.methods.thg_plans import BothLeap, PaperPlan, Profiled, Tapered, Uniform, Within
+from thg.bench.methods.predictors import HiCache, Spectrum, TaylorSeer
+from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered, Uniform, Within
 from thg.bench.methods.third_party import CacheDiT, DeepCache, FasterCache
 from thg.bench.plugins import from_file, is_file
 from thg.bench.tables import ConfigError, nearest
@@ -39,7 +40,9 @@ BUILT_IN: dict[str, type] = {
     "tapered": Tapered,
     "within": Within,
     "profile": Profiled,
-    "leap-both": BothLeap,
+    "taylorseer": TaylorSeer,
+    "hicache": HiCache,
+    "spectrum": Spectrum,
     "deepcache": DeepCache,
     "fastercache": FasterCache,
     "cache-dit": CacheDiT,

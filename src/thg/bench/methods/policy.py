@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from thg.adapter import enabled, summary
 from thg.counting import counted_rows
 from thg.errors import PlanError
-from thg.plans.both import BothGuide
-from thg.plans.guide import GuideMaker, Run
+from thg.pipelines import enabled, summary
+from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
+from thg.plans.run import Run
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""
@@ -95,14 +95,15 @@ class PlainCFG(Policy):
 
 @dataclass(frozen=True)
 class Guided(Policy):
-    """Anything with `guide(run)`, applied through `thg.enable`."""
+    """Anything that `thg.enable` takes, applied through it."""
 
     maker: GuideMaker
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
-        guide = self.maker.guide(Run.of(steps, guidance_scale))
-        if isinstance(guide, BothGuide):
-            return None  # known only after the run
+        run = Run.of(steps, guidance_scale)
+        if isinstance(self.maker, Planned):
+            return self.maker.planner.plan(run).nfe
+        guide = self.maker.guide(run)
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
     def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:

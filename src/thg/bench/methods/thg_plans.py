@@ -11,17 +11,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thg.adapter import enabled, summary
 from thg.bench.methods.policy import Counted, Guided, Pilot, Policy
 from thg.bench.tables import ConfigError, FilePath, nearest
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.both import leap_both
-from thg.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
-from thg.plans.guide import Guide, Run
+from thg.pipelines import enabled, summary
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
-from thg.plans.planners import Fixed, Planned, tapered, uniform
+from thg.plans.planners import CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
+from thg.plans.run import Run
 from thg.profiles.profile import Profile
 
 PAPER = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
@@ -36,20 +35,17 @@ class Uniform:
     corrector: float = 0.0
     paper: ClassVar[str] = "thg: uniform grid, linear prediction of the guidance term"
 
-    def guide(self, run: Run) -> Guide:
-        planner = uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)
-        return Planned(planner).guide(run)
+    def policy(self, steps: int) -> Policy:
+        return Guided(Planned(uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)))
 
 
 @dataclass(frozen=True)
 class Tapered:
     nfe: int
-    hare_order: Literal[1, 2] = 2
-    corrector: float = CORRECTOR
-    paper: ClassVar[str] = "thg: grid densest at the ends, linear prediction of the guidance term"
+    paper: ClassVar[str] = "thg: leaps of the whole network, shortest at both ends"
 
-    def guide(self, run: Run) -> Guide:
-        return Planned(tapered(self.nfe, hare_order=self.hare_order, corrector=self.corrector)).guide(run)
+    def policy(self, steps: int) -> Policy:
+        return Guided(Planned(tapered(self.nfe)))
 
 
 @dataclass(frozen=True)
@@ -57,22 +53,8 @@ class Within:
     error: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_ERROR
     paper: ClassVar[str] = "thg: the default, the evaluations that keep results within a tolerance of plain CFG's"
 
-    def guide(self, run: Run) -> Guide:
-        return Planned(within(self.error)).guide(run)
-
-
-@dataclass(frozen=True)
-class BothLeap:
-    """thg: the conditional output is predicted as well.
-
-    thg: evaluations of the `tapered` plan for the unconditional branch. every: of `leap_both`.
-    """
-
-    thg: int = 65
-    every: int = 4
-
-    def guide(self, run: Run) -> Guide:
-        return leap_both(tapered(self.thg), self.every).guide(run)
+    def policy(self, steps: int) -> Policy:
+        return Guided(Planned(within(self.error)))
 
 
 @dataclass(frozen=True)

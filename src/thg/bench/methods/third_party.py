@@ -17,8 +17,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from thg.counting import counted_work
 from thg.bench.methods.policy import Counted, Pilot, Policy
+from thg.counting import counted_work
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 from thg.pipelines import enabled
 from thg.plans.planners import tapered
