@@ -41,6 +41,7 @@ def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
     assert thg_code(changed) == thg_code()
     planner = changed / "plans" / "fidelity.py"
     planner.write_text(planner.read_text().replace("0.85", "0.86"))
+    thg_code.cache_clear()
     before = addresses(config_in(home, methods=[*METHODS, WITHIN]))
     monkeypatch.setattr(keys, "thg_code", lambda: thg_code(changed))
     after = addresses(config_in(home, methods=[*METHODS, WITHIN]))

@@ -9,7 +9,7 @@ a version number that many states of a development tree share.
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
@@ -95,9 +95,12 @@ def weights(model: Model) -> str:
 
 
 def _folder(folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    states = [(path, path.stat()) for path in files]
-    return digest({str(path.relative_to(folder)): _file(path, s.st_size, s.st_mtime_ns) for path, s in states})
+    return _files([path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts], folder)
+
+
+def _files(paths: Iterable[Path], folder: Path) -> str:
+    states = [(path, path.stat()) for path in paths]
+    return digest({path.relative_to(folder).as_posix(): _file(path, s.st_size, s.st_mtime_ns) for path, s in states})
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +112,7 @@ def _file(path: Path, size: int, changed: int) -> str:
             content.update(file.read())
         else:
             for number in range(BLOCKS):
-                file.seek(number * (size - BLOCK) // (BLOCKS - 1), os.SEEK_SET)
+                file.seek(number * (size - BLOCK) // (BLOCKS - 1))
                 content.update(file.read(BLOCK))
     return content.hexdigest()
 
@@ -117,6 +120,6 @@ def _file(path: Path, size: int, changed: int) -> str:
 @cache
 def thg_code(package: Path = Path(thg.__file__).parent) -> str:
     """A digest of the source of thg that makes samples."""
-    files = [path.relative_to(package) for path in package.rglob("*.py")]
-    used = [path for path in files if path.parts[0] not in NOT_IN_SAMPLES or path.parts[:2] == ("bench", "methods")]
-    return digest({path.as_posix(): _file(package / path, (package / path).stat().st_size, 0) for path in used})
+    parts = [(path, path.relative_to(package).parts) for path in package.rglob("*.py")]
+    used = [path for path, p in parts if p[0] not in NOT_IN_SAMPLES or p[:2] == ("bench", "methods")]
+    return _files(used, package)

@@ -21,7 +21,7 @@ import torch
 import thg
 from thg.bench.config import BenchConfig, Method
 from thg.bench.measure import Measurer, Progress
-from thg.bench.metrics import MeanMetric, Metric, SetMetric
+from thg.bench.metrics import MeanMetric, Metric, SetMetric, shown_name
 from thg.bench.metrics.distribution import read_statistics
 from thg.bench.samples import open_picture
 from thg.bench.shards import Shard
@@ -315,7 +315,7 @@ def write_report(run: BenchmarkRun, measurer: Measurer, device: str = "cpu") -> 
         frontier = False
         notes.append(f"No frontier plot: {error}.")
     drawn = _sheet(run, measured)
-    numbers = table(measured, config.metrics)
+    numbers = table(measured, tuple(shown_name(name, config.base) for name in config.metrics))
     write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
     text = _markdown(config, measured, about, numbers, notes, frontier, drawn)
     write_atomically(path / "report.md", text.encode())

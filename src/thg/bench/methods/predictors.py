@@ -71,9 +71,7 @@ class HiCache(TaylorSeer):
     """As TaylorSeer, with Hermite polynomials that are contracted by sigma in place of the powers."""
 
     sigma: Annotated[float, Field(gt=0, le=1)] = 0.5
-    paper: ClassVar[str] = (
-        "HiCache, 2025: scaled Hermite polynomials on finite differences, here of the output"
-    )
+    paper: ClassVar[str] = "HiCache, 2025: scaled Hermite polynomials on finite differences, here of the output"
 
     def basis(self, i: int, distance: float) -> float:
         polynomial = hermite.hermval(self.sigma * distance, [0.0] * i + [1.0])
@@ -97,8 +95,8 @@ class Spectrum(Predictor):
         scale = 2 / max(1, steps - 1)
         seen, wanted = (chebyshev.chebvander(scale * x - 1, self.degree) for x in (nodes, np.array([at])))
         penalty = self.ridge * np.diag([0.0] + [1.0] * self.degree)
-        found: Array = np.linalg.solve(seen.T @ seen + penalty, seen.T)
-        return np.asarray(wanted @ found)[0]
+        found = np.linalg.solve(seen.T @ seen + penalty, seen.T)
+        return np.asarray((wanted @ found)[0], dtype=np.float64)
 
 
 def differences(nodes: Array) -> list[Array]:
@@ -140,7 +138,7 @@ class PredictedLeaps(Leaps):
         nodes = np.array([at for at, _ in self._seen])
         weights = self._predictor.weights(nodes, self._run.positions[step], self._run.steps).tolist()
         parts = zip(*(term for _, term in self._seen), strict=True)
-        return tuple(sum(w * part for w, part in zip(weights, same, strict=True)) for same in parts)  # type: ignore[misc]
+        return tuple(sum(w * part for w, part in zip(weights, same, strict=True)) for same in parts)
 
     def forget(self) -> None:
         self._seen.clear()

@@ -92,6 +92,11 @@ def load_metrics(
     return loaded
 
 
+def shown_name(name: str, base: Path) -> str:
+    """The name of a metric in a table: for a class in a file its own."""
+    return str(getattr(from_file(name, base), "name", name.rpartition(":")[2])) if is_file(name) else name
+
+
 def compares_with_plain_cfg(name: str, base: Path) -> bool:
     """Whether a metric needs the floats of plain CFG's pictures."""
     if name in ("psnr", "ssim"):
