@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import thg
-from thg.bench.metrics.distribution import Gaussian, frechet_distance
+from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.cli.calibrate import shipped_prompts
 from thg.files import write_atomically
 from thg.media import CAP, psnr

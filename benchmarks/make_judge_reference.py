@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from thg.bench.metrics import Batch, load_metrics
-from thg.bench.metrics.distribution import Gaussian
+from thg.bench.metrics.frechet import Gaussian
 from thg.files import write_atomically
 from training.data import DEBIAN_FOLDER, load_split
 

@@ -122,7 +122,7 @@ def test_the_default_configuration_is_sound():
         (changed("sheet.methods", ["cach"]), r"no method 'cach'; did you mean 'cache'\?"),
         (changed(metrics=["psnr", "fidd"]), r"no metric 'fidd'; did you mean 'fid'\?"),
         (changed(reference="CGF"), r"no method 'CGF'; did you mean 'CFG'\?"),
-        (changed("networks.inceptoin", "x"), r"unknown key 'inceptoin' in networks; did you mean 'inception'\?"),
+        (changed("networks.clip_scor", "x"), r"unknown key 'clip_scor' in networks; did you mean 'clip_score'\?"),
         (changed("packages.lpip", "x"), r"unknown key 'lpip' in packages; did you mean 'lpips'\?"),
         (changed(steps="many"), "steps must be a whole number, not 'many'"),
         (changed(steps=True), "steps must be a whole number, not True"),

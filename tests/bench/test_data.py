@@ -1,13 +1,15 @@
 """Reference folders and statistics files: what people really have, and what goes wrong."""
 
-import numpy as np
+import pickle
+
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from thg.bench.inputs import files_below, read_references
-from thg.bench.metrics.distribution import read_statistics
-from thg.bench.metrics.inception import FID, KID
+from thg.bench.metrics.frechet import read_statistics
+from thg.bench.metrics.judge import JudgeFrechet
 from thg.prompts import DataError
 
 
@@ -33,47 +35,31 @@ def test_pictures_of_all_sizes_come_in_one_batch_and_broken_ones_are_left_out(tm
     assert read_references([folder / "002.png"]) == ([], None)
 
 
-def test_statistics_of_clean_fid(tmp_path):
-    np.savez_compressed(tmp_path / "fid.npz", mu=np.zeros(3), sigma=np.eye(3))
-    np.savez_compressed(tmp_path / "kid.npz", feats=np.ones((5, 3), np.float32))
-    fid, kid = FID(lambda batch: batch.samples), KID(lambda batch: batch.samples)
-    fid.use_statistics(read_statistics(tmp_path / "fid.npz"))
-    kid.use_statistics(read_statistics(tmp_path / "kid.npz"))
-    rows = torch.randn(50, 3)
-    covariance = rows.double().T.cov()
-    root = torch.linalg.eigvalsh(covariance).sqrt().sum()
-    assert fid.reduce(rows) == pytest.approx(
-        float(rows.double().mean(0).square().sum() + covariance.trace() + 3 - 2 * root)
-    )
-    assert kid.reduce(rows) > 0
-
-
-def test_a_pickled_statistics_file_is_not_opened(tmp_path):
-    np.savez(tmp_path / "evil.npz", mu=np.array([{"a": 1}], dtype=object), sigma=np.eye(1))
-    with pytest.raises(DataError, match="cannot read the statistics"):
-        read_statistics(tmp_path / "evil.npz")
+def test_statistics_there_and_back(tmp_path):
+    rows = torch.randn(50, 3, dtype=torch.float64)
+    save_file({"mu": rows.mean(0), "sigma": rows.T.cov(), "n": torch.tensor(50)}, tmp_path / "s.safetensors")
+    metric = JudgeFrechet(lambda batch: batch.samples)
+    metric.use_statistics(read_statistics(tmp_path / "s.safetensors"))
+    assert metric.reduce(rows) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"mean": np.zeros(3)}, "statistics have mu and sigma"),
-        ({"mu": np.zeros(3), "sigma": np.eye(2)}, "do not belong together"),
-        ({"mu": np.full(2, np.nan), "sigma": np.eye(2)}, "NaN"),
-        ({"feats": np.zeros(3)}, r"not \(samples, features\)"),
+        ({"mean": torch.zeros(3)}, "statistics have mu, a row, and sigma"),
+        ({"mu": torch.zeros(3), "sigma": torch.eye(2)}, "statistics have mu, a row, and sigma"),
+        ({"mu": torch.full((2,), float("nan")), "sigma": torch.eye(2)}, "NaN"),
     ],
 )
 def test_statistics_that_cannot_be_used(tmp_path, tensors, said):
-    np.savez(tmp_path / "s.npz", **tensors)
+    save_file(tensors, tmp_path / "s.safetensors")
     with pytest.raises(DataError, match=said):
-        read_statistics(tmp_path / "s.npz")
+        read_statistics(tmp_path / "s.safetensors")
 
 
-def test_statistics_files_by_their_names(tmp_path):
-    with pytest.raises(DataError, match="cannot read"):
-        read_statistics(tmp_path / "absent.npz")
-    (tmp_path / "torn.safetensors").write_bytes(b"\x01")
-    with pytest.raises(DataError, match="cannot read"):
-        read_statistics(tmp_path / "torn.safetensors")
-    with pytest.raises(DataError, match=r"\.safetensors or \.npz"):
-        read_statistics(tmp_path / "stats.pkl")
+@pytest.mark.parametrize("content", [None, b"\x01", pickle.dumps({"mu": 1})])
+def test_a_file_that_holds_no_statistics_is_not_read(tmp_path, content):
+    if content is not None:
+        (tmp_path / "s.safetensors").write_bytes(content)
+    with pytest.raises(DataError, match="cannot read the statistics"):
+        read_statistics(tmp_path / "s.safetensors")

@@ -5,8 +5,8 @@ import torch
 
 from thg.bench.metrics import Batch, MetricError
 from thg.bench.metrics.base import LastSeen
-from thg.bench.metrics.distribution import FrechetMetric
 from thg.bench.metrics.fidelity import PSNR
+from thg.bench.metrics.frechet import FrechetMetric
 from thg.errors import NonFiniteError
 
 

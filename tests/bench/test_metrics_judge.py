@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thg.bench.metrics import Batch, MetricError
-from thg.bench.metrics.distribution import Gaussian, frechet_distance
+from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.bench.metrics.judge import find_word, garments_asked, judge_metrics
 from thg.models.garments import GARMENTS, TONE_WORDS, TONES, benchmark_prompts
 from thg.models.judge import Judge, JudgeNetwork

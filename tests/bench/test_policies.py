@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
-from thg.adapter.lesson import forget
 from thg.bench.methods import as_policy
 from thg.bench.methods.adaptive_guidance import (
     AdaptiveGuidance,
@@ -323,7 +322,6 @@ def test_deep_cache_is_run_counted_and_removed(pipe):
 def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
     pytest.importorskip("DeepCache")
     nfe = STEPS + 2
-    forget()  # a process of its own knows nothing yet of how the pipeline guides
     alone, together = DeepCache(interval=2), DeepCache(interval=2, thg=nfe)
     cost, least = (program.prepare(pilot_of(pipe), {})[1]["nfe"] for program in (alone, together))
     assert least < min(cost, nfe)

@@ -33,10 +33,10 @@ def finished(home):
     """A finished run with a published row, a metric without weights and a program that does not fit."""
     methods = [*METHODS, {"name": "a DiT cache", "policy": "cache-dit"}]
     methods[1] = {**methods[1], "paper": PUBLISHED}
-    networks = {"lpips": str(home / "no-such-file.pth")}
+    packages = dict.fromkeys(["lpips", "fid"], str(home / "no-such-python"))
     model = {"source": "model", "call": {"height": 32, "width": 32}}  # the size that the judge knows
     metrics = ["psnr", "ssim", "lpips", "fid"]
-    config = config_in(home, methods=methods, metrics=metrics, networks=networks, model=model)
+    config = config_in(home, methods=methods, metrics=metrics, packages=packages, model=model)
     quietly(config, home / "run")
     return config, home / "run", report(config, home / "run")
 
@@ -102,7 +102,7 @@ def test_the_report_has_what_was_measured_and_says_what_is_missing(finished):
     assert cells(text, "CFG-Cache")[5].endswith("(paper 24.16)")
     assert cells(text, "CFG-Cache")[7:] == ["–", "–"]
     assert "- No lpips: " in report
-    assert "no-such-file.pth" in report
+    assert "no-such-python" in report
     assert "- No fid: " in report
     assert cells(text, "a DiT cache")[1:] == ["–"] * 8
     assert "cache-dit works on transformers" in report

@@ -12,7 +12,6 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
-from tests.bench.tiny_models import save_clip
 from thg.bench import samples
 from thg.bench.config import load_config, override
 from thg.bench.inputs import load_prompts, reference_files
@@ -23,14 +22,13 @@ from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.bench.store import RunFolderError
 from thg.cli import main
 
-METRICS = ["psnr", "clip_score", "judge_frechet"]
+METRICS = ["psnr", "judge_accuracy", "judge_frechet"]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stages")
     save_model(folder)
-    save_clip(folder / "clip")
     prompts = (folder / "prompts.txt").read_text().splitlines()
     lines = [f'"{prompt}",{number}' for number, prompt in enumerate(prompts)]
     (folder / "pairs.csv").write_text("\n".join(["caption,id", *lines]) + "\n")
@@ -43,7 +41,6 @@ def home(tmp_path_factory):
 def config(home, **changes):
     given = {
         "metrics": METRICS,
-        "networks": {"clip_score": str(home / "clip")},
         "model": {"source": str(home / "model"), "call": {"height": 32, "width": 32}},
         "prompts": {"file": "pairs.csv", "column": "caption"},
         "references": {"folder": "references", "file": "{id}.png"},
@@ -70,7 +67,7 @@ def test_scores_and_features_lie_beside_the_samples_and_are_not_taken_again(home
     run = run_in(config(home), home / "finished")
     before = files(run)
     names = {path.parent.name.partition("-")[0] for path in before if "measured" in path.parts}
-    assert names == {"psnr", "clip_score", "judge_features"}
+    assert names == {"psnr", "judge_accuracy", "judge_features"}
     monkeypatch.setattr(MeanMetric, "measure", None)  # would fail if a network ran again
     assert rebuild_report(home / "finished", progress=silent) == finished
     assert files(run) == before
@@ -84,7 +81,7 @@ def test_each_process_measures_its_part_and_the_last_one_has_the_report(home, fi
     said = []
     assert measure_samples(run, Shard(1, 2), said.append) is None
     series = run.series()["thg uniform"]
-    (scores,) = [folder.name for folder in (series.path / "measured").iterdir() if "clip" in folder.name]
+    (scores,) = [folder.name for folder in (series.path / "measured").iterdir() if "accuracy" in folder.name]
     assert series.measured(scores).done() == {2, 3}
     assert "3 of 3 batches measured" in said
     assert measure_samples(run, Shard(0, 2), silent) is not None

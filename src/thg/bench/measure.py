@@ -7,7 +7,6 @@ on the files of a complete series.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ class Measurer:
         self.config = config
         self.store = store
         names = config.metrics if names is None else names
-        loaded = load_metrics(names, config.networks, device, packages=config.packages, base=config.base)
+        loaded = load_metrics(names, device, packages=config.packages, base=config.base)
         self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
         needs_references = any("set" in metric.needs for metric in self.all)
         self.references = reference_files(config) if needs_references else None
@@ -80,10 +79,9 @@ class Measurer:
         return list(by_rows.values())
 
     def rows_of(self, metric: Metric, reference: Series | None) -> str:
-        """The name of a metric's rows: they depend on its network or file, and pairs on what they compare with."""
-        network = self.config.networks.get(metric.rows_name) or self.config.networks.get(metric.name)
+        """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
         compared = reference.key[:8] if reference is not None and "pairs" in metric.needs else ""
-        return "-".join(filter(None, [metric.rows_name, _short(network), code_digest(type(metric))[:8], compared]))
+        return "-".join(filter(None, [metric.rows_name, code_digest(type(metric))[:8], compared]))
 
     def measure(self, measures: Sequence[Measure], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
@@ -127,7 +125,8 @@ class Measurer:
         indices = range(self.config.count)
         references = self.references if "set" in metric.needs else None
         against = reference.key if "pairs" in metric.needs else references.identity if references else ""
-        name = f"{metric.name}-{digest({'count': len(indices), 'against': against})[:8]}"
+        network = self.config.networks.get(metric.name, "")
+        name = f"{metric.name}-{digest({'count': len(indices), 'against': against, 'network': network})[:8]}"
         values = series.numbers(name)
         if values is None:
             job = {
@@ -135,6 +134,7 @@ class Measurer:
                 "prompts": [prompts[index] for index in indices],
                 "plain": [str(reference.file(index)) for index in indices],
                 "references": [str(path) for path in references.paths] if references else [],
+                "network": network,
             }
             values = metric.values(job)
             series.write_numbers(name, values)
@@ -190,7 +190,3 @@ class Clock:
         unit, seconds = next((u, s) for u, s in (("s", 1), ("min", 60), ("h", 3600)) if left < 120 * s or u == "h")
         rest = f", about {left / seconds:.0f} {unit} left" if self._done < self._of else ""
         self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")
-
-
-def _short(text: str | None) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8] if text else ""

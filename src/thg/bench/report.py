@@ -22,7 +22,7 @@ import thg
 from thg.bench.config import BenchConfig, Method
 from thg.bench.measure import Measurer, Progress
 from thg.bench.metrics import MeanMetric, Metric, SetMetric, shown_name
-from thg.bench.metrics.distribution import read_statistics
+from thg.bench.metrics.frechet import read_statistics
 from thg.bench.samples import open_picture
 from thg.bench.shards import Shard
 from thg.bench.stages import BenchmarkRun, measure_samples, require_samples
@@ -35,19 +35,8 @@ from thg.plots.sheet import Column, most_different, sheet
 
 MOST_COLUMNS = 7
 TITLES = {
-    "psnr": "PSNR dB",
-    "ssim": "SSIM",
-    "lpips": "LPIPS",
-    "fid": "FID",
-    "kid": "KID",
-    "cmmd": "CMMD",
-    "clip_score": "CLIP score",
-    "image_reward": "ImageReward",
-    "fad": "FAD",
-    "clap_score": "CLAP score",
-    "judge_accuracy": "judge accuracy",
-    "tone_accuracy": "tone accuracy",
-    "judge_frechet": "judge Frechet",
+    **{"psnr": "PSNR dB", "ssim": "SSIM", "lpips": "LPIPS", "fid": "FID", "kid": "KID", "cmmd": "CMMD", "fad": "FAD"},
+    **{"clip_score": "CLIP score", "image_reward": "ImageReward", "clap_score": "CLAP score"},
 }
 ARROWS = {"higher": "↑", "lower": "↓"}
 DIGITS = {"psnr": 2, "fid": 3, "kid": 5, "cmmd": 5, "clip_score": 3, "image_reward": 5, "judge_frechet": 3}
@@ -264,40 +253,32 @@ def environment(device: str) -> dict[str, str]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "system": f"{platform.system()} {platform.machine()}",
-        "device": _device(device),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{device} ({_processor()})",
         "threads": str(torch.get_num_threads()),
     }
     return about | versions()
 
 
-def _device(device: str) -> str:
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(torch.device(device))
-    return f"{device} ({_processor()})"
-
-
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.machine()
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
 
 
 def _commit() -> str:
     """The commit of the running source, marked if it was modified; empty for an installed package."""
-    here = Path(thg.__file__).parent
+    here = str(Path(thg.__file__).parent)
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=False)
+        try:
+            done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    try:
-        commit = git("rev-parse", "--short=12", "HEAD")
-        return f"{commit} with changes" if commit and git("status", "--porcelain", "--", str(here)) else commit
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    commit = git("rev-parse", "--short=12", "HEAD")
+    return f"{commit} with changes" if commit and git("status", "--porcelain", "--", here) else commit
 
 
 # -- the files

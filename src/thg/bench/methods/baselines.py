@@ -8,12 +8,14 @@ implementations; where a paper and its released code differ, the docstring of th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from thg.bench.methods.policy import PlainGuide
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
@@ -21,8 +23,18 @@ from thg.plans.planners import evaluations_for
 from thg.plans.run import Run, Term
 
 
+class Planned(ABC):
+    """A baseline that is a plan for the guidance term."""
+
+    @abstractmethod
+    def plan(self, run: Run) -> Plan: ...
+
+    def guide(self, run: Run) -> Guide:
+        return HareGuide(self.plan(run), run)
+
+
 @dataclass(frozen=True)
-class CFGCache:
+class CFGCache(Planned):
     """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
 
     After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
@@ -37,9 +49,6 @@ class CFGCache:
     def plan(self, run: Run) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
-
-    def guide(self, run: Run) -> Guide:
-        return HareGuide(self.plan(run), run)
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class CFGGate:
+class CFGGate(Planned):
     """Both branches up to a step (the gate), which the budget sets; from there on the last difference is held."""
 
     paper: ClassVar[str] = "CFG gate (FastVideo, sglang): the last difference of the branches is held after a gate step"
@@ -141,12 +150,9 @@ class CFGGate:
     def plan(self, run: Run) -> Plan:
         return Plan(run.steps, tuple(range(evaluations_for(self.nfe, run.steps))), hare_order=1)
 
-    def guide(self, run: Run) -> Guide:
-        return HareGuide(self.plan(run), run)
-
 
 @dataclass(frozen=True)
-class SelectiveGuidance:
+class SelectiveGuidance(Planned):
     """Guidance in the first part of the run only; the rest is conditional. The budget sets where it ends."""
 
     paper: ClassVar[str] = "Golnari et al., Selective Guidance, 2023: e = e_c + (w - 1) d for the first steps, then e_c"
@@ -156,9 +162,6 @@ class SelectiveGuidance:
     def plan(self, run: Run) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         return Plan(run.steps, tuple(range(count)), cutoff=count, hare_order=1)
-
-    def guide(self, run: Run) -> Guide:
-        return HareGuide(self.plan(run), run)
 
 
 @dataclass(frozen=True)
@@ -196,19 +199,11 @@ class GuidanceInterval:
         return IntervalGuide(first, first + count)
 
 
-class IntervalGuide:
+class IntervalGuide(PlainGuide):
     """Evaluates both branches at the steps first .. end - 1, without guidance elsewhere."""
-
-    plan: Plan | None = None
 
     def __init__(self, first: int, end: int) -> None:
         self._first, self._end = first, end
 
     def evaluates(self, step: int) -> bool:
         return self._first <= step < self._end
-
-    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        return None
-
-    def predict(self, step: int, conditional: Term) -> Term | None:
-        return None

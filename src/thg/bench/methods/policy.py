@@ -21,7 +21,7 @@ from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
-from thg.plans.run import Run
+from thg.plans.run import Run, Term
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""
@@ -75,6 +75,21 @@ class Policy(ABC):
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
         """The policy ready to run, and its measurements. `known`: measurements of an earlier preparation, if any."""
         return self, {}
+
+
+class PlainGuide:
+    """Evaluates both branches at each step: what baselines change in parts."""
+
+    plan: Plan | None = None
+
+    def evaluates(self, step: int) -> bool:
+        return True
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        return None
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The metrics of the benchmark by name: available ones are loaded, the others are listed with the reason.
 
-    loaded = load_metrics(["psnr", "fid", "clip_score"])
+    loaded = load_metrics(["psnr", "ssim"])
     for metric in loaded.metrics:
         metric.update(Batch(pictures, prompts=prompts, references=plain_cfg_pictures))
         metric.compute()
@@ -20,10 +20,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from thg.bench.metrics.base import Batch, LastSeen, MeanMetric, Metric, MetricError, SetMetric
-from thg.bench.metrics.clip import CLIP_SCORE_MODEL, CMMD, CMMD_MODEL, load_clip_score, load_cmmd_embedder
+from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, SetMetric
 from thg.bench.metrics.fidelity import PSNR, SSIM
-from thg.bench.metrics.inception import FID, KID, load_inception
 from thg.bench.metrics.judge import Judge, judge_metrics
 from thg.bench.metrics.package_scripts import SCRIPTS
 from thg.bench.metrics.packages import PackageMetric
@@ -46,8 +44,8 @@ __all__ = [
 
 GROUP = "thg.bench.metrics"
 """The group of entry points."""
-NETWORKS = ("inception", "clip_score", "cmmd")
-"""Whose files or hub ids a configuration may name."""
+NETWORKS = ("clip_score", "cmmd")
+"""Metrics whose network (a hub id or a folder) a configuration may name."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Loaded:
 
 def load_metrics(
     names: Iterable[str],
-    networks: Mapping[str, str] | None = None,
     device: str = "cpu",
     *,
     packages: Mapping[str, str] | None = None,
@@ -71,11 +68,10 @@ def load_metrics(
     """Loads metrics. One whose weights or packages are missing is skipped with the reason.
 
     names: of `metric_names`, or "file.py:Class"; in the order in which the metrics are returned.
-    networks: paths or hub ids by the names in `NETWORKS`; by default the paper's. packages: the Python of each metric
-    that runs in a package. base: what files are relative to. device: where the networks run. Sums are always kept on
-    the CPU in float64. judge: instead of the one that is shipped with the models.
+    packages: the Python of each metric that runs in a package. base: what files are relative to. device: where networks
+    run. Sums are always kept on the CPU in float64. judge: instead of the one that is shipped with the models.
     """
-    makers, loaded = _makers(networks or {}, device, judge), Loaded()
+    makers, loaded = _makers(device, judge), Loaded()
     for name in dict.fromkeys(names):
         try:
             if name in SCRIPTS:
@@ -106,17 +102,11 @@ def compares_with_plain_cfg(name: str, base: Path) -> bool:
     return "pairs" in getattr(found, "needs", ())
 
 
-def _makers(networks: Mapping[str, str], device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]:
-    own = Path(networks["inception"]).expanduser() if "inception" in networks else None
-    inception = cache(lambda: LastSeen(load_inception(own, device)))
+def _makers(device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]:
     judged = cache(lambda: {metric.name: metric for metric in judge_metrics(judge or ShippedJudge.load(JUDGE_PATH))})
     return {
         "psnr": PSNR,
         "ssim": SSIM,
-        "fid": lambda: FID(inception()),
-        "kid": lambda: KID(inception()),
-        "cmmd": lambda: CMMD(load_cmmd_embedder(networks.get("cmmd", CMMD_MODEL), device)),
-        "clip_score": lambda: load_clip_score(networks.get("clip_score", CLIP_SCORE_MODEL), device),
         "judge_accuracy": lambda: judged()["judge_accuracy"],
         "tone_accuracy": lambda: judged()["tone_accuracy"],
         "judge_frechet": lambda: judged()["judge_frechet"],
@@ -137,4 +127,4 @@ def _made(make: Any, device: str) -> Metric:
 
 def metric_names() -> tuple[str, ...]:
     """All metrics: those of thg, and those that installed packages register."""
-    return (*_makers({}, "cpu", None), *SCRIPTS)
+    return (*_makers("cpu", None), *SCRIPTS)

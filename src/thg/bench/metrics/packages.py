@@ -14,14 +14,17 @@ from thg.bench.metrics.base import Direction, MetricError, Need
 from thg.errors import MissingExtraError
 from thg.media import worst_mean
 
-DIRECTIONS: dict[str, Direction] = {"lpips": "lower", "image_reward": "higher", "clap_score": "higher", "fad": "lower"}
-NEEDS: dict[str, frozenset[Need]] = {
-    "lpips": frozenset({"pairs"}),
-    "image_reward": frozenset({"prompts"}),
-    "clap_score": frozenset({"prompts"}),
-    "fad": frozenset({"set"}),
+KINDS: dict[str, tuple[Direction, Need, bool]] = {
+    "lpips": ("lower", "pairs", False),
+    "fid": ("lower", "set", False),
+    "kid": ("lower", "set", False),
+    "cmmd": ("lower", "set", False),
+    "clip_score": ("higher", "prompts", False),
+    "image_reward": ("higher", "prompts", False),
+    "clap_score": ("higher", "prompts", True),
+    "fad": ("lower", "set", True),
 }
-SOUNDS = ("clap_score", "fad")
+"""Of each metric: which direction is better, what it needs, and whether it measures sounds."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,16 @@ class PackageMetric:
 
     @property
     def direction(self) -> Direction:
-        return DIRECTIONS[self.name]
+        return KINDS[self.name][0]
 
     @property
     def needs(self) -> frozenset[Need]:
-        return NEEDS[self.name]
+        return frozenset({KINDS[self.name][1]})
 
     @property
     def hears(self) -> bool:
         """Whether it measures sounds, not pictures."""
-        return self.name in SOUNDS
+        return KINDS[self.name][2]
 
     def values(self, job: package_scripts.Job) -> list[float]:
         """One number per sample, or one for the set."""
