@@ -26,8 +26,8 @@ from thg.bench.config import Model
 from thg.bench.methods.baselines import CFGCache, CFGCacheFFT
 from thg.bench.methods.policy import Guided, Pilot, PlainCFG, Policy
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
-from thg.bench.report import environment
 from thg.bench.samples import load_pipeline, sample
+from thg.environment import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS

@@ -31,10 +31,10 @@ from tests.bench.runs import save_model, save_sound_model
 from tests.bench.tiny_models import save_clip
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import load_config, parse_config
-from thg.bench.shards import Shard
 from thg.bench.stages import BenchmarkRun, make_samples
 from thg.cli import main
 from thg.media import wav_bytes
+from thg.processes import Shard
 
 TABLES = Path(__file__).parents[2] / "benchmarks"
 COUNT, BATCH, PATIENCE = 4, 2, 600

@@ -1,5 +1,7 @@
 """Metrics by name: the ready ones, the skipped ones with their reasons, the unknown ones."""
 
+import sys
+
 import pytest
 
 from thg.bench.metrics import MetricError, load_metrics, metric_names

@@ -32,11 +32,11 @@ from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
 from thg.bench.report import _speedup
 from thg.bench.runner import Runner
-from thg.bench.shards import Shard, find_shard
 from thg.bench.store import RunFolderError, Store
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
+from thg.processes import Shard, find_shard
 from thg.prompts import DataError
 from thg.seeds import generators, sample_seed
 
@@ -279,7 +279,7 @@ def test_what_cannot_work_is_an_error_before_the_first_picture(home, changes, er
 
 @pytest.mark.parametrize("written", ["1", "2/2", "a/b", "1/2/3", "-1/2"])
 def test_a_shard_that_is_not_one_is_an_error(written):
-    with pytest.raises(ConfigError, match="--shard is written as"):
+    with pytest.raises(THGError, match="--shard is written as"):
         find_shard(written, "cpu")
 
 

@@ -17,10 +17,10 @@ from thg.bench.config import load_config, override
 from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
-from thg.bench.shards import Shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.bench.store import RunFolderError
 from thg.cli import main
+from thg.processes import Shard
 
 METRICS = ["psnr", "judge_accuracy", "judge_frechet"]
 

@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import thg
 from thg.bench.config import BenchConfig, Method, Model
 from thg.bench.store import Series, Store, digest
 from thg.distribution import versions
@@ -118,7 +117,7 @@ def _file(path: Path, size: int, changed: int) -> str:
 
 
 @cache
-def thg_code(package: Path = Path(thg.__file__).parent) -> str:
+def thg_code(package: Path = Path(__file__).parents[1]) -> str:
     """A digest of the source of thg that makes samples."""
     parts = [(path, path.relative_to(package).parts) for path in package.rglob("*.py")]
     used = [path for path, p in parts if p[0] not in NOT_IN_SAMPLES or p[:2] == ("bench", "methods")]

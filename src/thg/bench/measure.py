@@ -7,9 +7,9 @@ on the files of a complete series.
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -18,21 +18,13 @@ from thg.bench.inputs import read_references, reference_files
 from thg.bench.metrics import Batch, Metric, PackageMetric, SetMetric, load_metrics
 from thg.bench.plugins import code_digest
 from thg.bench.samples import read_pictures
-from thg.bench.shards import Shard, batches
 from thg.bench.store import Series, Store, digest
+from thg.processes import Shard, batches
 
 REFERENCES = 32
 """Reference files that are measured at a time."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric, and the name under which its rows are kept."""
-
-    metric: Metric
-    rows: str
 
 
 class Measurer:
@@ -70,31 +62,28 @@ class Measurer:
 
     # -- samples
 
-    def measures(self, is_reference: bool, reference: Series) -> list[Measure]:
-        """The measurements on the samples of a method; metrics that share rows once."""
-        by_rows: dict[str, Measure] = {}
-        for metric in self.metrics:
-            if not ("pairs" in metric.needs and is_reference):
-                by_rows.setdefault(name := self.rows_of(metric, reference), Measure(metric, name))
-        return list(by_rows.values())
+    def measures(self, is_reference: bool, reference: Series) -> dict[str, Metric]:
+        """The metrics to measure on the samples of a method, by the name of their rows; one for shared rows."""
+        metrics = [metric for metric in self.metrics if not ("pairs" in metric.needs and is_reference)]
+        return {self.rows_of(metric, reference): metric for metric in metrics}
 
     def rows_of(self, metric: Metric, reference: Series | None) -> str:
         """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
         compared = reference.key[:8] if reference is not None and "pairs" in metric.needs else ""
         return "-".join(filter(None, [metric.rows_name, code_digest(type(metric))[:8], compared]))
 
-    def measure(self, measures: Sequence[Measure], series: Series, indices: Sequence[int], batch: Batch) -> None:
+    def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
         stored = batch.as_stored()
-        for measure in measures:
-            pairs = "pairs" in measure.metric.needs
+        for name, metric in measures.items():
+            pairs = "pairs" in metric.needs
             if not (pairs and batch.references is None):
-                series.measured(measure.rows).add(indices, measure.metric.measure(batch if pairs else stored))
+                series.measured(name).add(indices, metric.measure(batch if pairs else stored))
 
     def missing(self, series: Series, reference: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
-        names = [measure.rows for measure in self.measures(series.key == reference.key, reference)]
+        names = self.measures(series.key == reference.key, reference)
         return {name: left for name in names if (left := everything - series.measured(name).done())}
 
     def measure_samples(
@@ -102,17 +91,17 @@ class Measurer:
     ) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
-        units: list[tuple[Series, range, list[Measure]]] = []
+        units: list[tuple[Series, range, dict[str, Metric]]] = []
         for series in all_series:
             missing, done = self.missing(series, reference), series.done()
             measures = self.measures(series.key == reference.key, reference)
             for batch in mine:
-                todo = [m for m in measures if missing.get(m.rows, set()) & {*batch}]
+                todo = {name: metric for name, metric in measures.items() if missing.get(name, set()) & {*batch}}
                 if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")
         for series, batch, todo in units:
-            pairs = any("pairs" in measure.metric.needs for measure in todo)
+            pairs = any("pairs" in metric.needs for metric in todo.values())
             plain = read_pictures(reference, batch) if pairs else None
             texts = tuple(prompts[index] for index in batch)
             self.measure(todo, series, batch, Batch(read_pictures(series, batch), texts, plain))
@@ -186,7 +175,6 @@ class Clock:
         if self._done < self._of and now - self._reported < max(1.0, elapsed / 60):  # rarely in a long run
             return
         self._reported = now
-        left = elapsed / self._done * (self._of - self._done)
-        unit, seconds = next((u, s) for u, s in (("s", 1), ("min", 60), ("h", 3600)) if left < 120 * s or u == "h")
-        rest = f", about {left / seconds:.0f} {unit} left" if self._done < self._of else ""
+        left = datetime.timedelta(seconds=round(elapsed / self._done * (self._of - self._done)))
+        rest = f", about {left} left" if left else ""
         self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")

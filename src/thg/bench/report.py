@@ -5,33 +5,27 @@ The table has the best in bold, a dash for a missing number, and the paper's num
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import thg
 from thg.bench.config import BenchConfig, Method
 from thg.bench.measure import Measurer, Progress
 from thg.bench.metrics import MeanMetric, Metric, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.samples import open_picture
-from thg.bench.shards import Shard
 from thg.bench.stages import BenchmarkRun, measure_samples, require_samples
 from thg.bench.store import Series
-from thg.distribution import versions
+from thg.environment import environment
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
 from thg.plots.frontier import Point, draw_frontier
 from thg.plots.sheet import Column, most_different, sheet
+from thg.processes import Shard
 
 MOST_COLUMNS = 7
 TITLES = {
@@ -242,43 +236,6 @@ def _nfe(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}x"
-
-
-# -- the environment
-
-
-def environment(device: str) -> dict[str, str]:
-    """Date, commit, system, device and versions, as strings."""
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{device} ({_processor()})",
-        "threads": str(torch.get_num_threads()),
-    }
-    return about | versions()
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """The commit of the running source, marked if it was modified; empty for an installed package."""
-    here = str(Path(thg.__file__).parent)
-
-    def git(*words: str) -> str:
-        try:
-            done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = git("rev-parse", "--short=12", "HEAD")
-    return f"{commit} with changes" if commit and git("status", "--porcelain", "--", here) else commit
 
 
 # -- the files

@@ -26,9 +26,9 @@ from thg.bench.methods.policy import Pilot
 from thg.bench.methods.third_party import CacheError
 from thg.bench.metrics import Batch, compares_with_plain_cfg
 from thg.bench.samples import Samples, check_room, load_pipeline, make_scheduler, sample
-from thg.bench.shards import Shard, batches
 from thg.bench.store import Series, Store
 from thg.errors import PlanError
+from thg.processes import Shard, batches
 from thg.seeds import sample_seed
 
 PILOT = 16

@@ -14,8 +14,8 @@ from thg.bench.inputs import PromptList, load_prompts
 from thg.bench.keys import Place
 from thg.bench.measure import Measurer, Progress
 from thg.bench.runner import Runner
-from thg.bench.shards import Shard
 from thg.bench.store import RunFolder, RunFolderError, Series, Store
+from thg.processes import Shard
 
 
 @dataclass(frozen=True)

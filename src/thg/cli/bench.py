@@ -10,9 +10,9 @@ from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
 from thg.bench.inputs import reference_files
 from thg.bench.measure import Measurer
 from thg.bench.report import write_report
-from thg.bench.shards import find_shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
+from thg.processes import find_shard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from thg.bench.report import rebuild_report
-from thg.bench.shards import find_shard
 from thg.cli import pipelines
+from thg.processes import find_shard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
