@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import doctest
 import importlib
 import os
@@ -29,6 +28,7 @@ from thg.bench.metrics import metric_names
 from thg.bench.samples import Samples, size
 from thg.cli import COMMANDS
 from thg.cli.bench import evaluations
+from thg.cli.parser import command_line
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -181,9 +181,7 @@ def test_commands_take_the_options_that_are_named(page):
         words = [word for word in words if word not in ("&", "...")]
         if not words or words[0] not in COMMANDS:
             raise AssertionError(f"{page.name}: there is no command {line!r}")
-        parser = argparse.ArgumentParser(exit_on_error=False)
-        importlib.import_module(f"thg.cli.{words[0]}").add_arguments(parser)
-        parser.parse_args(words[1:])
+        command_line().parse_args(words)
 
 
 def commands(text: str) -> list[str]:

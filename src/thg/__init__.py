@@ -5,13 +5,12 @@
     pipe("a red bicycle")   # as before
     thg.summary(pipe)       # evaluations and time saved
 
-The names below are public. Those that need diffusers are imported on first use.
+The names below are public. They are imported on first use.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thg.distribution import __version__
 from thg.errors import (
@@ -24,15 +23,7 @@ from thg.errors import (
     THGError,
     UnsupportedPipelineError,
 )
-from thg.ode.guided_denoiser import GuidedDenoiser
-from thg.ode.integrate import sample
-from thg.ode.schedule import Schedule
-from thg.plans.fidelity import within
-from thg.plans.plan import Plan
-from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
-from thg.plans.presets import PRESETS, preset
-from thg.plans.run import Run
-from thg.profiles.profile import Profile
+from thg.lazy import lazy_names
 
 if TYPE_CHECKING:
     from thg.adapter.budget import plan_for
@@ -40,24 +31,27 @@ if TYPE_CHECKING:
     from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
-    from thg.pipelines import Batched, Sequential, Summary, disable, enable, enabled, is_enabled, summary
-
-_LAZY = {
-    "Batched": "thg.pipelines",
-    "Sequential": "thg.pipelines",
-    "Summary": "thg.pipelines",
-    "TortoiseHareGuidance": "thg.adapter.guider",
-    "calibrate": "thg.calibration",
-    "disable": "thg.pipelines",
-    "enable": "thg.pipelines",
-    "enabled": "thg.pipelines",
-    "is_enabled": "thg.pipelines",
-    "plan_for": "thg.adapter.budget",
-    "read_schedule": "thg.adapter.schedulers",
-    "shipped_pipeline": "thg.models",
-    "summary": "thg.pipelines",
-    "tune": "thg.calibration",
-}
+    from thg.ode.guided_denoiser import GuidedDenoiser
+    from thg.ode.integrate import sample
+    from thg.ode.schedule import Schedule
+    from thg.pipelines import (
+        Batched,
+        Sequential,
+        Summary,
+        disable,
+        enable,
+        enabled,
+        is_enabled,
+        preview,
+        summary,
+        supported,
+    )
+    from thg.plans.fidelity import within
+    from thg.plans.plan import Plan
+    from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
+    from thg.plans.presets import PRESETS, preset
+    from thg.plans.run import Run
+    from thg.profiles.profile import Profile
 
 __all__ = [
     "PRESETS",
@@ -88,10 +82,12 @@ __all__ = [
     "m_max",
     "plan_for",
     "preset",
+    "preview",
     "read_schedule",
     "sample",
     "shipped_pipeline",
     "summary",
+    "supported",
     "tapered",
     "tune",
     "uniform",
@@ -99,12 +95,38 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'thg' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "thg.adapter.budget": ("plan_for",),
+        "thg.adapter.guider": ("TortoiseHareGuidance",),
+        "thg.adapter.schedulers": ("read_schedule",),
+        "thg.calibration": ("calibrate", "tune"),
+        "thg.models": ("shipped_pipeline",),
+        "thg.ode.guided_denoiser": ("GuidedDenoiser",),
+        "thg.ode.integrate": ("sample",),
+        "thg.ode.schedule": ("Schedule",),
+        "thg.pipelines": (
+            "Batched",
+            "Sequential",
+            "Summary",
+            "disable",
+            "enable",
+            "enabled",
+            "is_enabled",
+            "preview",
+            "summary",
+            "supported",
+        ),
+        "thg.plans.fidelity": ("within",),
+        "thg.plans.plan": ("Plan",),
+        "thg.plans.planners": ("look_before_you_leap", "m_max", "tapered", "uniform"),
+        "thg.plans.presets": ("PRESETS", "preset"),
+        "thg.plans.run": ("Run",),
+        "thg.profiles.profile": ("Profile",),
+        "": ("ode", "plans", "profiles"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from thg.adapter.layouts import Batched, Delegates, Sequential, layout_of
-from thg.adapter.observe import candidates
+from thg.adapter.layouts import DENOISERS, Batched, Delegates, Sequential, layout_of
 from thg.errors import UnsupportedPipelineError
 
 
@@ -76,9 +75,9 @@ def denoisers(pipe: Any) -> list[torch.nn.Module]:
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
     if isinstance(layout, Batched | Sequential):
         parts = [getattr(pipe, name, None) for name in layout.networks]
-        networks = [part for part in parts if isinstance(part, torch.nn.Module)]
     else:
-        networks = list(candidates(pipe).values())
+        parts = [getattr(pipe, name, None) for name in DENOISERS]
+    networks = [part for part in parts if isinstance(part, torch.nn.Module)]
     if not networks:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
     return networks

@@ -19,6 +19,7 @@ EXTRAS = {  # extra -> the modules that it installs
     "plots": ("matplotlib",),
     "studio": ("fastapi", "uvicorn"),
     "datasets": ("datasets",),
+    "lora": ("peft",),
 }
 
 

@@ -1,6 +1,6 @@
 """Prompts from files: csv, tsv, jsonl or txt, and from datasets of the hub.
 
-Tables are read like Python's csv module does, with two differences that the public prompt files need:
+Tables are read as by Python's csv module, with two differences that the public prompt files need:
 
 - A quote opens a quoted field only if its partner closes the field. `"Head shot" of a zebra` is text with quotes in it.
 - A file whose header is one column has no delimiter, so unquoted commas in its captions are text.
@@ -17,9 +17,9 @@ from typing import Any
 from thg.distribution import missing
 from thg.errors import THGError
 
-LINE_END = r"\r\n|\r|\n"
 USUAL_COLUMNS = ("prompt", "caption", "text")
 """Used (case-insensitively) if no column is named."""
+LINE_END = r"\r\n|\r|\n"
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -155,7 +155,7 @@ def first_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-# -- tables
+# -- csv and tsv
 
 
 def read_table(text: str, delimiter: str, source: str) -> tuple[list[str], list[dict[str, str]]]:

@@ -233,55 +233,12 @@ class StepsByItself(UncondFirst):
         return noise
 
 
-class OneRowFirst(UncondFirst):
-    """Calls its network with the rows of one branch before the guided call."""
-
-    def direction(self, state, time, wanted, neutral, w, number):
-        self.run(state, time, neutral)
-        return super().direction(state, time, wanted, neutral, w, number)
-
-
-class PatchesItsNetwork(UncondFirst):
-    """Replaces a forward method for the length of the guided call."""
-
-    def direction(self, state, time, wanted, neutral, w, number):
-        block = self.unet.mid_block
-        plain = block.forward
-
-        def mixing(hidden_states, *args, **kwargs):
-            return plain(hidden_states + hidden_states.mean(0, keepdim=True), *args, **kwargs)
-
-        block.forward = mixing
-        try:
-            return super().direction(state, time, wanted, neutral, w, number)
-        finally:
-            del block.forward
-
-
 class ChangesItsFormula(UncondFirst):
     """Clips what it passes to the scheduler from the third step on."""
 
     def direction(self, state, time, wanted, neutral, w, number):
         out = super().direction(state, time, wanted, neutral, w, number)
         return out if number < 2 else out.clamp(-0.5, 0.5)
-
-
-class SharedAttention:
-    """Each row attends to the first one of the batch, too."""
-
-    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, temb=None, **_):
-        shape = hidden_states.shape
-        if hidden_states.ndim == 4:
-            hidden_states = hidden_states.flatten(2).mT
-        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        context = torch.cat([context, context[:1].expand_as(context)], 1)
-        q, k, v = (
-            attn.head_to_batch_dim(layer(x))
-            for layer, x in ((attn.to_q, hidden_states), (attn.to_k, context), (attn.to_v, context))
-        )
-        out = attn.batch_to_head_dim(attn.get_attention_scores(q, k) @ v)
-        out = attn.to_out[1](attn.to_out[0](out))
-        return out.mT.reshape(shape) if len(shape) == 4 else out
 
 
 class BothUNet(torch.nn.Module):
@@ -298,22 +255,6 @@ class BothUNet(torch.nn.Module):
 
 
 class NeedsBoth(UncondFirst):
-    pass
-
-
-class MixingUNet(torch.nn.Module):
-    """A network that looks at all rows of its batch."""
-
-    def __init__(self, unet: torch.nn.Module) -> None:
-        super().__init__()
-        self.unet = unet
-
-    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Transformer2DModelOutput:
-        out = self.unet(state, time, encoder_hidden_states=encoder_hidden_states).sample
-        return Transformer2DModelOutput(sample=out + 0.1 * out.mean(0))
-
-
-class MixesRows(UncondFirst):
     pass
 
 
@@ -415,7 +356,6 @@ NETWORKS = {
     LearnedVariance: VarianceUNet,
     NeedsBoth: BothUNet,
     Keywords: KeywordUNet,
-    MixesRows: MixingUNet,
     TimeFirst: TimeFirstUNet,
     TimeFirstTwoCalls: TimeFirstUNet,
 }

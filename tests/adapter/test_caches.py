@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,19 +12,16 @@ import thg
 from tests.adapter.families import FAMILIES, Broken, Case, Rows
 from tests.adapter.families.video import cogvideox, wan21
 from tests.adapter.programs import (
-    BATCHED,
     CACHES,
     FASTER,
     LAYERS,
     STEPS,
-    TWO_CALLS,
     cache_dit,
     counted,
     deepcache,
     package,
 )
 from thg.adapter.caches.deepcache import _extrapolated
-from thg.pipelines import lesson
 
 LEAPS = thg.uniform(every=4)
 
@@ -49,14 +44,6 @@ class Subject:
 
     def run(self) -> Tensor:
         return self.case.run(steps=STEPS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def layouts_are_known() -> None:
-    """A run that learns a layout evaluates one step more."""
-    for case in (FAMILIES["SD 1.5"](), wan21(layers=LAYERS)):
-        with thg.enabled(case.pipe, LEAPS):
-            case.run(steps=2)
 
 
 @pytest.fixture(scope="module", params=CACHES)
@@ -103,18 +90,12 @@ def test_an_interrupted_run_leaves_nothing_behind(subject: Subject, interrupted:
         assert torch.equal(subject.run(), subject.alone)
 
 
-@pytest.mark.parametrize("name", ["DeepCache, SD 1.5", "cache-dit, Wan", "MagCache, CogVideoX"])
-def test_the_first_run_leaps_although_it_learns_the_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lesson, "_known_by_class", {})
-    make, cache = CACHES[name]
-    case = make()
-    with cache(case), thg.enabled(case.pipe, LEAPS), Rows(case) as counted:
-        first = case.run(steps=STEPS)
-        report = thg.summary(case.pipe)
-    assert torch.isfinite(first).all()
-    assert report.evaluations == (2, 2, 1, 1, 2, 1, 1, 1)
-    assert report.nfe == counted.rows / len(first)
-    assert report.caches == (name.split(",")[0],)
+def test_the_first_run_follows_the_plan_as_the_later_ones_do(subject: Subject) -> None:
+    """`together` was the first run of its pipeline with both."""
+    assert subject.report.evaluations == (2, 1, 1, 1, 2, 1, 1, 1)
+    with subject.cache(subject.case), thg.enabled(subject.case.pipe, LEAPS):
+        assert torch.equal(subject.run(), subject.together)
+        assert thg.summary(subject.case.pipe).evaluations == subject.report.evaluations
 
 
 @pytest.mark.parametrize(("name", "idle"), [("SD 1.5", {"interval": 1}), ("SD3", {"threshold": 0.0})])
@@ -192,98 +173,7 @@ def test_fastercache_is_refused_by_name() -> None:
         case.run(steps=STEPS)
 
 
-def _remembering_forward(plain: Any, memory: dict[str, Any], broadcast: bool) -> Any:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        output = plain(*args, **kwargs)
-        before = memory.get("output")
-        memory["output"] = output if before is None or not broadcast else before
-        return output if before is None else (before if broadcast else output + 0 * before)
-
-    return forward
-
-
-class _Around(torch.nn.Module):
-    """A cache that has taken the place of a block."""
-
-    def __init__(self, block: torch.nn.Module) -> None:
-        super().__init__()
-        self.block = block
-        self._memory: dict[str, Any] = {}
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._memory.setdefault("output", self.block(*args, **kwargs))
-
-
-@contextmanager
-def _home_made(block: torch.nn.Module, broadcast: bool) -> Iterator[None]:
-    block.forward = _remembering_forward(block.forward, {}, broadcast)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del block.forward
-
-
-@pytest.mark.parametrize("broadcast", [False, True])
-def test_an_unknown_cache_is_named_and_left_alone(broadcast: bool) -> None:
-    case = FAMILIES["SD 1.5"]()
-    with _home_made(case.pipe.unet.conv_out, broadcast), thg.enabled(case.pipe, LEAPS):
-        case.run(prompts=(0, 1, 2), seeds=(0, 1, 2), steps=STEPS)
-        summary = thg.summary(case.pipe)
-    assert "_remembering_forward" in summary.note
-    assert summary.nfe == summary.cfg_nfe
-
-
-@pytest.mark.parametrize("name", ["SD 1.5", "CogVideoX"])
-def test_a_cache_in_a_hook_of_torch_is_named_when_it_breaks(name: str) -> None:
-    case, memory = FAMILIES[name](), []
-    network = case.pipe.components[case.networks[0]]
-    block = network.mid_block if name == "SD 1.5" else network.transformer_blocks[0]
-
-    def reusing_hook(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-        memory.append(output)
-        return memory[0] if len(memory) % 2 else output
-
-    handle = block.register_forward_hook(reusing_hook)
-    with thg.enabled(case.pipe, LEAPS):
-        case.run(steps=STEPS)
-        summary = thg.summary(case.pipe)
-    handle.remove()
-    assert "reusing_hook" in summary.note
-    assert set(summary.evaluations[2:]) == {2}, "plain from where it broke"
-
-
-@pytest.mark.parametrize("calls", ["one call", "two calls"])
-def test_an_unknown_module_around_a_block_is_named_and_left_alone(calls: str) -> None:
-    case = BATCHED() if calls == "one call" else TWO_CALLS()
-    network = case.pipe.transformer
-    blocks = network.transformer_blocks if calls == "one call" else network.blocks
-    blocks[1] = _Around(blocks[1])
-    alone = case.run(steps=STEPS)
-    blocks[1] = _Around(blocks[1].block)
-    with thg.enabled(case.pipe, LEAPS):
-        assert torch.equal(case.run(steps=STEPS), alone)
-        assert "_Around" in thg.summary(case.pipe).note
-
-
-def test_an_unknown_counter_of_calls_is_refused_where_calls_are_left_out() -> None:
-    case = wan21()
-    plain, calls = case.pipe.transformer.forward, []
-
-    def counting_forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return plain(*args, **kwargs)
-
-    case.pipe.transformer.forward = counting_forward
-    with thg.enabled(case.pipe, LEAPS):
-        case.run(steps=STEPS)
-        assert "counting_forward" in thg.summary(case.pipe).note
-        assert len(calls) == 2 * STEPS
-    with thg.enabled(case.pipe, thg.uniform(every=1)):
-        case.run(steps=STEPS)
-        assert thg.summary(case.pipe).note == ""
-
-
-def test_a_replaced_layer_is_no_counter_of_calls() -> None:
+def test_replaced_layers_do_not_matter() -> None:
     """Some implementations of LoRA replace the forward methods of layers."""
     case = wan21()
     layer = case.pipe.transformer.blocks[0].ffn.net[2]

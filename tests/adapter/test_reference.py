@@ -151,8 +151,3 @@ def test_a_first_order_pipeline_is_the_predictor(name, plan):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_schedulers_are_the_predictor_too(name, plan):
     assert_pipeline_is_reference(setting_of(name), plan, "predictor")
-
-
-@pytest.mark.parametrize("name", [*FIRST_ORDER, *OTHERS])
-def test_leaps_of_both_branches_are_the_same_there(name):
-    assert_pipeline_is_reference(setting_of(name), thg.leap_both(thg.Plan(STEPS, (0, 1, 2, 6)), every=3), "predictor")

@@ -1,43 +1,95 @@
-"""`thg.tune` on a shipped model: its planner is a value, and spends what the tolerance asks for."""
+"""`thg.tune` compares: its planner keeps the tolerance on other samples, and is found again."""
 
-from dataclasses import replace
-from itertools import pairwise
-
+import numpy as np
 import pytest
+import torch
 
 import thg
+from thg.calibration.tuning import bound
 from thg.errors import PlanError, ProfileError
-from thg.plans.response import Response
+from thg.ode.mixture import GaussianMixture
 from thg.plans.run import Run
+from thg.plans.tuned import Tuned
 
-PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat"]
+PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat", "a dark shirt"]
 
 
-def test_the_effort_follows_the_estimates():
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("THG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def wide_mixture() -> GaussianMixture:
+    rng = np.random.default_rng(0)
+    ones = torch.ones(8, dtype=torch.float64)
+    return GaussianMixture(torch.from_numpy(rng.normal(size=(8, 16))), 0.7 * ones, ones, torch.arange(8) % 2)
+
+
+def noise(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("error", [0.003, 0.01])
+def test_a_denoiser_keeps_the_tolerance_on_other_samples(error):
+    schedule = thg.Schedule.flow(50, time=(1, 0))
+    network = wide_mixture().denoiser(schedule, 0)
+    tuned = thg.tune(
+        network, None, error, x=noise(16, 1), schedule=schedule, guidance_scale=3.0, batch_size=16, progress=False
+    )
+    assert tuned.kept
+    x = noise(64, 2)
+    plain, found = (thg.sample(network, x, plan, schedule, guidance_scale=3.0) for plan in (thg.tapered(1.0), tuned))
+    errors = (found.x - plain.x).norm(dim=1) / plain.x.norm(dim=1)
+    assert float((errors <= error).double().mean()) >= 0.9
+    assert found.nfe < plain.nfe
+    ratios = errors / torch.tensor(found.summary.estimated_error, dtype=torch.float64)
+    assert 0.5 < float(ratios.median()) < 2
+
+
+def test_a_pipeline_is_tuned_once_and_found_again(cache, tmp_path):
     pipe = thg.shipped_pipeline("eps")
-    tuned = thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)
-    assert tuned == thg.tune(pipe, PROMPTS, 0.02, steps=16, batch_size=3)  # nothing is remembered
-    assert tuned == thg.within(0.02, effort=tuned.effort)  # with the tapered shape, which this network is better with
-    assert tuned.effort != 1.0
-    with pytest.raises(thg.THGError, match="not enabled"):
-        thg.summary(pipe)  # the pipeline is as it was
+    pipe.set_progress_bar_config(disable=True)
+    arguments = {"steps": 16, "batch_size": 4, "progress": False, "folder": tmp_path / "runs"}
+    tuned = thg.tune(pipe, PROMPTS, 0.02, **arguments)
+    assert not thg.is_enabled(pipe)
+    assert tuned == thg.tune(pipe, PROMPTS, 0.02, **arguments), "from the folder"
+    (path,) = (cache / "tuned").iterdir()
+    assert Tuned.load(path) == tuned
+    run = {"num_inference_steps": 16, "output_type": "latent"}
+    plans = []
+    for plan in (tuned, None, thg.within()):
+        with thg.enabled(pipe, plan):
+            pipe("a light dress", generator=torch.Generator().manual_seed(1), **run)
+            plans.append(thg.summary(pipe))
+    assert plans[0].plan == plans[1].plan
+    assert f"tuned on 4 samples: 95 % within {'2.0%' if tuned.kept else ''}" in plans[1].note
+    with pytest.MonkeyPatch.context() as patch, thg.enabled(pipe):
+        patch.setenv("THG_TUNED", "0")
+        pipe("a light dress", generator=torch.Generator().manual_seed(1), **run)
+        assert "tuned" not in thg.summary(pipe).note
 
 
-def test_the_shape_follows_the_estimates(monkeypatch):
-    """As above, with a tapered shape that leaves the second half of a run to two evaluations."""
-    monkeypatch.setattr("thg.plans.fidelity.balanced", lambda run, count: (*range(count - 1), run.steps - 1))
-    tuned = thg.tune(thg.shipped_pipeline("eps"), PROMPTS, 0.02, steps=16, batch_size=3)
-    assert tuned == thg.within(0.02, effort=tuned.effort, shape="even")
+def test_the_bound_covers_other_samples():
+    rng = np.random.default_rng(0)
+    covered = [float((rng.lognormal(size=400) <= bound(rng.lognormal(size=16))).mean()) for _ in range(200)]
+    assert 0.95 <= np.mean(covered) < 0.99
+    assert np.mean(np.array(covered) >= 0.95) >= 0.65
+    assert bound(np.array([0.1, 0.3])) == 0.3
 
 
-def test_even_leaps_by_choice():
-    run = replace(Run.of(50, 5.0), response=Response.one_step([0.02] * 50))
-    tapered, even = thg.within().plan(run), thg.within(shape="even").plan(run)
-    assert even.evaluations == tapered.evaluations
-    leaps = [b - a for a, b in pairwise(even.coarse)]
-    assert max(leaps) - min(leaps) <= 1 < max(b - a for a, b in pairwise(tapered.coarse)) - 1
-    with pytest.raises(PlanError, match="shape must be 'tapered' or 'even', not 'flat'"):
-        thg.within(shape="flat")
+def test_what_cannot_be_kept_is_said():
+    missed = Tuned(0.001, 6.0, 1.0, 0.004, 16, 20)
+    assert not missed.kept
+    assert str(missed) == "tuned on 16 samples: 95 % within 0.4%, not 0.1%"
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "thg-tuned-1"}', '{"format": "thg-tuned-9", "error": 0.01}'])
+def test_what_is_no_file_of_it_is_refused(tmp_path, content):
+    path = tmp_path / "tuned.json"
+    path.write_text(content)
+    with pytest.raises(PlanError, match=r"run thg\.tune again"):
+        Tuned.load(path)
 
 
 def test_more_effort_is_more_evaluations():
@@ -47,6 +99,10 @@ def test_more_effort_is_more_evaluations():
         thg.within(effort=0)
 
 
-def test_a_run_without_a_leap_cannot_be_tuned():
-    with pytest.raises(ProfileError, match=r"gives no error estimate.*thg\.within\(0\.003\)"):
-        thg.tune(thg.shipped_pipeline("eps"), PROMPTS[:1], 0.0001, steps=4)
+def test_noise_cannot_be_tuned(cache):
+    from diffusers import EulerAncestralDiscreteScheduler
+
+    pipe = thg.shipped_pipeline("eps")
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    with pytest.raises(ProfileError, match=r"nothing to tune .* noise cannot be predicted"):
+        thg.tune(pipe, PROMPTS[:1], steps=4, progress=False)

@@ -120,8 +120,10 @@ def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(her
 def test_existing_files_are_not_overwritten(here, folder, capsys):
     words = ["generate", "a bag", "--model", str(folder), "--steps", "2"]
     (here / "out.png").write_text("mine")
-    assert "out.png exists already; write --force" in fails(capsys, *words)
+    assert "out.png exists already; write --force" in fails(capsys, *words, "-o", "out.png")
+    assert main(words) == 0  # without a name: the next free one
     assert (here / "out.png").read_text() == "mine"
+    assert history("out_2.png")["seed"] == 0
     (here / "many-1.png").write_text("mine")
     assert "many-1.png exists already" in fails(capsys, *words, "--count", "2", "-o", "many.png")
     assert main([*words, "--force"]) == 0
@@ -203,7 +205,7 @@ def test_a_plan_for_other_steps_and_a_scheduler_of_another_family_name_the_optio
     said = fails(capsys, *words, "--steps", "6", "--plan", "sd15")
     assert "the plan is for 50 steps, and this run has 6; write --steps 50, or --plan 0.70" in said
     said = fails(capsys, *words, "--scheduler", "flow-euler")
-    assert said.endswith("--scheduler flow-euler does not fit this model, which predicts noise; these do: " + NOISE)
+    assert said.endswith("--scheduler flow-euler does not fit; for this model, which predicts noise: " + NOISE)
 
 
 NOISE = "ddim, euler, dpm, dpm-single, unipc, deis, heun, dpm2, lms, pndm, euler-a, dpm2-a, dpm-sde, ddpm"
@@ -242,7 +244,7 @@ def test_the_progress_bar_is_for_terminals(here, folder):
     assert percents[-1] <= 100
     with contextlib.redirect_stderr(io.StringIO()) as file:
         assert main([*words, "--force"]) == 0
-    assert file.getvalue() == ""
+    assert file.getvalue() == f"thg generate: loading {folder} ...\n"
 
 
 def test_files_have_the_mode_of_the_umask(here, capsys):
@@ -271,7 +273,44 @@ def test_schedulers_that_add_noise(here, folder, capsys, scheduler):
     assert (pixels("out.png") != first).any()
 
 
+def test_a_prompt_without_a_word_that_the_shipped_model_knows(here, capsys):
+    words = ["--steps", "2", "--force"]
+    assert main(["generate", "a red bicycle", *words]) == 0
+    assert "'a red bicycle' has no word that this model knows; it draws garments (t-shirt, " in capsys.readouterr().err
+    assert main(["generate", "Grey T-shirt!", "black jeans", *words]) == 0
+    assert "knows" not in capsys.readouterr().err
+
+
+def test_tiny_pictures_can_be_enlarged(here):
+    assert main(["generate", "a bag", "--steps", "2"]) == 0
+    assert main(["generate", "a bag", "--steps", "2", "--enlarge", "3", "-o", "large.png"]) == 0
+    assert (pixels("large.png")[1::3, 1::3] == pixels("out.png")).all()
+
+
+# -- plan
+
+
+def test_the_plan_says_that_a_pipelines_scheduler_may_change_it(capsys):
+    for words, says in (([], True), (["eps"], True), (["sd15"], False)):
+        assert main(["plan", *words]) == 0
+        assert ("a pipeline's own may need other steps" in capsys.readouterr().out) is says
+
+
+def test_the_grids_over_rho_are_indices(capsys):
+    assert main(["plan", "eps", "--sweep", "--rho", "1.1"]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1.10")]
+    assert main(["plan", "eps", "--rho", "1.1", "--json"]) == 0
+    assert [int(index) for index in row[3:]] == list(thg.Plan.from_json(capsys.readouterr().out).coarse)
+
+
 # -- compare
+
+
+def test_compare_can_be_repeated(here, capsys):
+    for name in ("compare.png", "compare_2.png"):
+        assert main(["compare", "a bag", "--steps", "4"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == name
+        assert (here / name).is_file()
 
 
 def test_compare_has_a_column_of_the_same_cost_and_the_worst_picture(here, capsys):

@@ -172,16 +172,14 @@ def test_guidance_in_an_interval(name):
     assert cfg.nfe == cfg.plan.nfe == STEPS + 17
     by_plan = run(network, schedule, thg.Plan(STEPS, range(6, 23), start=6, cutoff=23))
     assert torch.allclose(cfg.x, by_plan.x, rtol=1e-12)
-    fewer = run(network, schedule, thg.tapered(0.7), guidance_interval=interval)
-    assert fewer.nfe == fewer.plan.nfe == STEPS + round(0.4 * 17)
-    assert fewer.plan.start == 6
-    assert fewer.summary.cfg_nfe == STEPS + 17
     reference = thg.Schedule.flow(STEPS, **usual)
-    theirs = [
-        run(own, reference, plan, guidance_interval=(0.25, 0.8)).x for plan in (thg.uniform(every=1), thg.tapered(0.7))
-    ]
-    assert psnr(fewer.x, cfg.x) == pytest.approx(psnr(*theirs), abs=1e-6)
-    assert psnr(fewer.x, cfg.x) > 40
+    plain = run(own, reference, thg.uniform(every=1), guidance_interval=(0.25, 0.8)).x
+    for planner in (thg.uniform(nfe=0.7), thg.tapered(0.7)):
+        fewer = run(network, schedule, planner, guidance_interval=interval)
+        assert fewer.nfe < fewer.summary.cfg_nfe == STEPS + 17
+        theirs = run(own, reference, planner, guidance_interval=(0.25, 0.8)).x
+        assert psnr(fewer.x, cfg.x) == pytest.approx(psnr(theirs, plain), abs=1e-6)
+        assert psnr(fewer.x, cfg.x) > 30
 
 
 # -- networks that take whole times only

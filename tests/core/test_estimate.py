@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import thg
 from thg.ode.mixture import GaussianMixture
 from thg.plans.estimate import Estimate
-from thg.plans.fidelity import CORRECTOR, SLOPE, even
 from thg.plans.guide import HareGuide
 from thg.plans.plan import Plan
+from thg.plans.planners import CORRECTOR, SLOPE
 from thg.plans.response import Response
 from thg.plans.run import Run
 
 STEPS, SCALE = 40, 5.0
+
+
+def even(steps: int, count: int) -> tuple[int, ...]:
+    return tuple(np.linspace(0, steps - 1, count).round().astype(int).tolist())
 
 
 def wide_mixture() -> GaussianMixture:
@@ -70,18 +73,6 @@ def test_a_plan_that_wants_other_guidance_than_plain_cfg_has_no_estimate(other):
     coarse = even(STEPS, 10)
     assert flow_run(Plan(STEPS, coarse))[1] is not None
     assert flow_run(Plan(STEPS, coarse, **other))[1] is None
-
-
-def test_leaps_of_both_branches_have_no_estimate():
-    run = replace(Run.of(STEPS, SCALE), response=Response.one_step([1.0] * STEPS))
-    guide = thg.leap_both(Plan(STEPS, even(STEPS, 10))).guide(run)
-    for k in range(STEPS):
-        term = (torch.ones(1, 4) * k**2,)
-        if guide.evaluates(k):
-            guide.observe(k, term, term)
-        else:
-            guide.predict(k, term)
-    assert guide.estimated_error(torch.ones(1, 4)) is None
 
 
 def test_rows_are_judged_on_their_own_and_over_the_state_alone():

@@ -113,17 +113,23 @@ def test_fewer_evaluations_and_the_same_picture(name):
 
 
 @pytest.mark.parametrize("name", ["euler", "heun", "dpm++ 2m"])
-def test_both_branches_leap(name):
-    model, network = made(name, thg.leap_both(thg.tapered(0.65), every=4))
+def test_the_whole_network_leaps(name):
+    model, network = made(name, thg.tapered(0.5))
     found, summary = run(name, model), model.summary
-    assert summary.nfe == sum(summary.evaluations) == network.rows // 6 < 0.5 * summary.cfg_nfe
-    assert min(summary.evaluations) == 0
+    assert summary.nfe == sum(summary.evaluations) == network.rows // 6 == 2 * round(0.25 * summary.cfg_nfe)
+    assert set(summary.evaluations) == {0, 2}
     assert psnr(found, plain(name)) > 35
+    assert len(summary.estimated_error) == 6
 
 
-def test_what_adds_noise_cannot_leap_in_both_branches():
-    with pytest.raises(thg.PlanError, match="leap_both predicts the conditional output"):
-        run("ancestral", made("ancestral", thg.leap_both())[0])
+def test_all_evaluations_are_the_plain_run():
+    assert torch.equal(run("euler", made("euler", thg.tapered(1.0))[0]), plain("euler"))
+
+
+def test_what_adds_noise_is_evaluated():
+    model, _ = made("ancestral", thg.tapered(0.5))
+    assert torch.equal(run("ancestral", model), plain("ancestral"))
+    assert model.summary.nfe == model.summary.cfg_nfe
 
 
 def test_the_corrector_needs_the_sampler():
@@ -231,11 +237,19 @@ def test_both_branches_in_one_call():
 
 
 def test_no_guidance():
-    model, network = made("euler")
+    model, network = made("euler", thg.uniform(every=2))
     found = run("euler", model, cond_scale=1.0)
     assert network.rows == 6 * 24
     assert torch.equal(found, run("euler", model, uncond=None))
-    assert model.summary.nfe == 24
+    assert model.summary.nfe == model.summary.cfg_nfe == 24
+
+
+def test_no_guidance_leaps_as_well():
+    model, network = made("euler", thg.tapered(0.5))
+    found = run("euler", model, uncond=None)
+    assert network.rows == 6 * 12
+    assert (model.summary.nfe, model.summary.cfg_nfe) == (12, 24)
+    assert psnr(found, run("euler", made("euler", thg.uniform(every=2))[0], uncond=None)) > 40
 
 
 def test_a_scale_for_each_sample():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thg import Plan, within
+from thg import Plan, uniform
 from thg.plans import hare
 from thg.plans.guide import HareGuide
 from thg.plans.planners import guide_maker
@@ -97,9 +97,10 @@ def test_guidance_that_starts_late_is_evaluated_first():
 
 def test_a_planner_plans_from_the_step_at_which_guidance_begins():
     run = replace(Run.of(28, 5.0), response=Response.one_step([1.0] * 28))
-    guide = guide_maker(within()).guide(run)
+    planner = uniform(nfe=0.7)
+    guide = guide_maker(planner).guide(run)
     assert guide.evaluates(6)
-    later = within().plan(run.part(6, 28))
+    later = planner.plan(run.part(6, 28))
     assert guide.plan.coarse == tuple(6 + step for step in later.coarse)
     assert (guide.plan.steps, guide.plan.start) == (28, 6)
     fixed = guide_maker(Plan(28, (0, 4))).guide(run)

@@ -69,15 +69,18 @@ def test_whatever_enable_takes(choice):
     assert f"{found.nfe} network evaluations instead of 40" in str(found.summary)
 
 
-def test_both_branches_leap():
+def test_leaps_are_closer_than_fewer_steps():
     schedule = thg.Schedule.flow(50, time=(1, 0))
-    plain, found = run(PLAIN, schedule=schedule), run(thg.leap_both(thg.tapered(0.65), every=4), schedule=schedule)
-    assert found.nfe == found.summary.nfe == sum(found.summary.evaluations) < 50
-    assert min(found.summary.evaluations) == 0
+    plain, found = run(PLAIN, schedule=schedule), run(thg.tapered(0.4), schedule=schedule)
+    assert found.nfe == found.summary.nfe == sum(found.summary.evaluations) == 40
+    assert set(found.summary.evaluations) == {0, 2}
     fewer = run(PLAIN, schedule=thg.Schedule.flow(found.nfe // 2, time=(1, 0)))
-    assert psnr(found.x, plain.x) > psnr(fewer.x, plain.x) + 3
-    by_itself = run(thg.leap_both(thg.tapered(0.65), every=1), schedule=schedule)
-    assert torch.equal(by_itself.x, run(thg.tapered(0.65), schedule=schedule).x)
+    assert psnr(found.x, plain.x) > psnr(fewer.x, plain.x) + 10
+
+
+def test_short_forms():
+    assert torch.equal(run(0.6).x, run(thg.tapered(0.6)).x)
+    assert torch.equal(run("2%").x, run(thg.within(0.02)).x)
 
 
 def test_the_summary_estimates_the_difference_from_plain_guidance():
@@ -278,8 +281,8 @@ def test_a_nan_names_the_step_and_the_branch(branch, name):
         ({"guidance_interval": 0.5}, "must be two times of the network"),
         ({"guidance_interval": (0.2, 0.8), "plan": thg.Plan(STEPS, (0,))}, r"Plan\(..., start=, cutoff=\)"),
         ({"plan": WithoutPlan(), "form": "two-state"}, "this planner makes none; use form='predictor'"),
-        ({"plan": thg.leap_both(), "form": "two-state"}, "leap_both needs form='predictor'"),
-        ({"plan": 0.65}, "a plan, a planner or the name of a preset, not 0.65"),
+        ({"plan": thg.tapered(0.5), "form": "two-state"}, "pass a plan of that kind, such as thg.uniform"),
+        ({"plan": [0, 1]}, r"a plan, a planner or the name of a preset, not \[0, 1\]"),
         ({"network": lambda x, t, c: (x,)}, "has the type tuple, the latents have"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.device.accelerator import NAME, ToyTensor, counted_waits
 from thg.adapter.scheduler_table import SCHEDULERS
 
 PACKAGE = Path(thg.__file__).parent
-MOST_WAITS = 2  # of thg in a run
+MOST_WAITS = 1  # of thg in a run
 STEPS = 6
 LEAPS = thg.within(0.2)  # the default planner with a tolerance that leaves leaps at few steps
 PRECISIONS = [torch.float32, torch.bfloat16]
@@ -67,15 +67,13 @@ def check(case: Case, plan: Any, steps: int = STEPS) -> Tensor:
     assert output.isfinite().all()
     summary = thg.summary(case.pipe)
     assert summary.finished
-    assert summary.nfe < summary.cfg_nfe
+    assert summary.nfe < summary.cfg_nfe or "noise cannot be predicted" in summary.note
     return output
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family, dtype):
-    if family == "HunyuanVideo 1.5" and dtype == torch.bfloat16:
-        pytest.skip("with random weights its branches differ by less than bfloat16 rounds: no layout can be learned")
     steps = 3 * STEPS if family == "SD img2img, strength 0.35" else STEPS
     check(on(NAME, FAMILIES[family](), dtype), LEAPS, steps)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
@@ -94,10 +93,9 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 def command_model(*options: str) -> Model:
     """The model as `thg studio` with these options loads it."""
     from thg.cli import studio
+    from thg.cli.parser import command_line
 
-    parser = argparse.ArgumentParser()
-    studio.add_arguments(parser)
-    return studio.load(parser.parse_args(options))
+    return studio.load(command_line().parse_args(["studio", *options]))
 
 
 @pytest.fixture(scope="session")

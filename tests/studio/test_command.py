@@ -23,10 +23,12 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
     tiny_stable_diffusion().save_pretrained(tmp_path / "a-model")
     command = [sys.executable, "-m", "thg", "studio", "--model", "a-model", "--port", "0", "--no-browser"]
     command += ["--device", "cpu", "--host", "127.0.0.1"]
-    with subprocess.Popen(command, cwd=tmp_path, env=QUIET, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "loading a-model ...\n"
+            assert process.stdout.readline() == "thg studio: loading a-model ...\n"
             address = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", process.stdout.readline())
             assert address is not None
             with httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as client:

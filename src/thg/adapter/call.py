@@ -139,6 +139,14 @@ def is_sample(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
 
 
+def time_on_host(time: Any) -> float | None:
+    """A time argument as a number; None if reading it would wait for a device, or lose precision."""
+    if isinstance(time, Tensor):
+        exact = not time.is_floating_point() or torch.finfo(time.dtype).bits >= 32
+        return float(time.reshape(-1)[0]) if time.device.type == "cpu" and time.numel() and exact else None
+    return float(time) if isinstance(time, int | float) else None
+
+
 def same_arguments(one: Any, other: Any) -> bool:
     """Are these the same objects, including the entries of lists, tuples and dicts? Never waits for a device.
 

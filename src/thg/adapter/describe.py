@@ -17,20 +17,24 @@ from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run
 
 
-def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> Run:
+def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None) -> Run:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
-    may begin later than the time steps.
+    may begin later than the time steps. steps: their number, if the run ends before the last of them.
     """
     scheduler, calls = host_copy(scheduler, timesteps, first)
+    calls = calls[:steps]
     times = [float(t) for t in calls]
-    place = {t: float(i) for i, t in enumerate(dict.fromkeys(times))}
+    log_snr = _log_snr(scheduler, times)
+    # calls at one noise level share a position; times may be rounded, so that different levels have one time
+    levels = times if log_snr is None else log_snr
+    place = {level: float(i) for i, level in enumerate(dict.fromkeys(levels))}
     measured = Measured(reason=obstacle) if obstacle else scheduler_response(scheduler, calls)
     return Run(
         steps=len(times),
-        positions=tuple(place[t] for t in times),
-        log_snr=_log_snr(scheduler, times),
+        positions=tuple(place[level] for level in levels),
+        log_snr=log_snr,
         times=tuple(times),
         response=measured.response,
         no_response=measured.reason,
@@ -51,10 +55,12 @@ def known_run(scheduler: Any, steps: int) -> Run:
 
 
 def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
-    """The log-SNR at these times, if the scheduler has it."""
+    """The log-SNR at the last of the scheduler's time steps, if these are the times and the scheduler has it."""
     try:
-        levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
-        return tuple(levels[time] for time in times)
+        if [float(t) for t in scheduler.timesteps[-len(times) :]] != list(times):
+            levels = dict(zip(scheduler.timesteps.tolist(), scheduler_log_snr(scheduler).tolist(), strict=True))
+            return tuple(levels[time] for time in times)
+        return tuple(scheduler_log_snr(scheduler).tolist()[-len(times) :])
     except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
 

@@ -23,21 +23,25 @@ def fingerprint(pipe: Any) -> str:
     The architecture is given by the names and shapes of the parameters: it stays the same when a network is compiled,
     quantised, adapted or fine-tuned. Empty if the pipeline has no network under a usual name.
     """
-    for name in DENOISERS:
-        network: Any = getattr(pipe, name, None)
-        if isinstance(network, torch.nn.Module):
-            network = uncompiled(network)
-            if network not in _fingerprints:
-                digest = hashlib.sha256("\n".join(sorted(_parameters(network))).encode()).hexdigest()
-                _fingerprints[network] = f"{original_class(network).__name__}:{digest[:8]}"
-            return _fingerprints[network]
-    return ""
+    network = denoiser_of(pipe)
+    if network is None:
+        return ""
+    if network not in _fingerprints:
+        digest = hashlib.sha256("\n".join(sorted(_parameters(network))).encode()).hexdigest()
+        _fingerprints[network] = f"{original_class(network).__name__}:{digest[:8]}"
+    return _fingerprints[network]
 
 
-def uncompiled(network: Any) -> Any:
+def denoiser_of(pipe: Any) -> torch.nn.Module | None:
+    """The network under the first of the usual names."""
+    found = (getattr(pipe, name, None) for name in DENOISERS)
+    return next((uncompiled(network) for network in found if isinstance(network, torch.nn.Module)), None)
+
+
+def uncompiled(network: torch.nn.Module) -> torch.nn.Module:
     """The network inside a compiled one."""
-    while isinstance(getattr(network, "_orig_mod", None), torch.nn.Module):
-        network = network._orig_mod
+    while isinstance(inner := getattr(network, "_orig_mod", None), torch.nn.Module):
+        network = inner
     return network
 
 

@@ -1,20 +1,23 @@
 """How a pipeline lays out its guidance branches.
 
 `Batched` pipelines send all branches through the network in one call, stacked along the batch; `Sequential` ones call
-it once per branch. This is inferred from the first guided step (`learn`). The names in this file are exceptions, each
-with its reason: pipelines whose step is not a combination of their outputs, `Delegates` that run other pipelines, and
-those that are `Refused` because they have no guidance to skip.
+it once per branch. The layouts of diffusers' own classes are in `layouts.json`, which `docs/make_layouts.py` writes;
+that of another pipeline is given as `thg.enable(pipe, plan, layout=thg.Batched())`. Both are checked at the first
+guided step of each run (`verify`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from thg.adapter.classes import original_class
+from thg.errors import UnsupportedPipelineError
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 """The usual names of the denoising network in pipelines."""
@@ -32,6 +35,20 @@ class Batched:
     predicted: tuple[str, ...] = ("uncond",)
     denoisers: tuple[str, ...] = DENOISERS
     explained: bool = True
+
+    def __post_init__(self) -> None:
+        _require_names("Batched", branches=self.branches, predicted=self.predicted, denoisers=self.denoisers)
+        example = 'thg.Batched(branches=("uncond", "cond"), predicted=("uncond",))'
+        if len(self.branches) < 2 or "cond" not in self.branches or len(set(self.branches)) < len(self.branches):
+            raise UnsupportedPipelineError(
+                f"branches={self.branches!r} must name each branch of the batch once, one of them 'cond': {example}"
+            )
+        for name in self.predicted:
+            if name == "cond" or name not in self.branches:
+                raise UnsupportedPipelineError(
+                    f"predicted={self.predicted!r}: {name!r} is not a branch that a leap can skip; these are "
+                    f"{', '.join(repr(own) for own in self.branches if own != 'cond')}: {example}"
+                )
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -91,16 +108,29 @@ class Sequential:
     rescales: the pipeline multiplies the network's output by a factor that changes from step to step.
     """
 
-    denoisers: tuple[str, ...] = ("transformer", "transformer_2")
+    denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     unconditional: str | None = None
     branches: tuple[str, str] = ("cond", "uncond")
     rescales: bool = False
     explained: bool = True
 
+    def __post_init__(self) -> None:
+        _require_names("Sequential", branches=self.branches, denoisers=self.denoisers)
+        if sorted(self.branches) != ["cond", "uncond"]:
+            raise UnsupportedPipelineError(
+                f"branches={self.branches!r} must be the order of the two calls: "
+                'thg.Sequential(branches=("cond", "uncond")) or thg.Sequential(branches=("uncond", "cond"))'
+            )
+
     @property
     def networks(self) -> tuple[str, ...]:
         """The names of all networks that run a branch."""
         return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
+
+    @property
+    def cond(self) -> int:
+        """The place of the conditional call."""
+        return self.branches.index("cond")
 
 
 @dataclass(frozen=True)
@@ -119,123 +149,57 @@ class Refused:
 
 Layout = Batched | Sequential | Delegates | Refused
 
-_LAYOUTS: dict[str, Layout] = {}
 
-
-def _register(layout: Layout, names: str) -> None:
-    for name in names.split():
-        _LAYOUTS[name] = layout
-
-
-# Guidance that is not a combination of its two outputs: adaptive projected guidance with a momentum.
-_register(Batched(branches=("cond", "uncond"), explained=False), "AceStepPipeline")
-# The scheduler's input is not a combination of the outputs of one step: it includes tokens of reference pictures or
-# given frames, the step is made in the space of the denoised sample, or there is no scheduler.
-_register(Batched(explained=False), "LTX2InContextPipeline")
-_register(Sequential(explained=False), "CosmosTextToWorldPipeline CosmosVideoToWorldPipeline LongCatAudioDiTPipeline")
-_register(Sequential(rescales=True, explained=False), "Cosmos2VideoToWorldPipeline")
-# They step with copies of their scheduler, one for each frame.
-_register(
-    Sequential(explained=False),
-    """
-    SkyReelsV2DiffusionForcingPipeline SkyReelsV2DiffusionForcingImageToVideoPipeline
-    SkyReelsV2DiffusionForcingVideoToVideoPipeline
-    """,
-)
-# So that the corrector is already off in the first run.
-_register(Sequential(rescales=True), "Cosmos2TextToImagePipeline")
-# With random weights, as in tests, the prompt has no effect on these: both branches give the same output.
-_register(
-    Batched(),
-    "PRXPipeline PRXPixelPipeline SanaControlNetPipeline SanaImageToVideoPipeline SanaPipeline SanaVideoPipeline",
-)
-_register(
-    Sequential(),
-    """
-    Cosmos2_5_PredictBasePipeline Cosmos2_5_TransferPipeline Kandinsky5I2IPipeline Kandinsky5I2VPipeline
-    Kandinsky5T2IPipeline Kandinsky5T2VPipeline NucleusMoEImagePipeline
-    """,
-)
-
-# Kandinsky's prior costs little compared with its decoder; it can be enabled separately: thg.enable(pipe.prior_pipe).
-_register(
-    Delegates(("decoder_pipe",)),
-    """
-    KandinskyCombinedPipeline KandinskyImg2ImgCombinedPipeline KandinskyInpaintCombinedPipeline
-    KandinskyV22CombinedPipeline KandinskyV22Img2ImgCombinedPipeline KandinskyV22InpaintCombinedPipeline
-    """,
-)
-_register(Delegates(("prior_pipe", "decoder_pipe")), "StableCascadeCombinedPipeline WuerstchenCombinedPipeline")
-
-_DISTILLED = "it is distilled: its network takes the guidance scale as an input and runs once a step"
-_register(
-    Refused(_DISTILLED),
-    """
-    DreamLiteMobilePipeline Flux2KleinKVPipeline Flux2Pipeline FluxControlImg2ImgPipeline FluxControlInpaintPipeline
-    FluxControlNetImg2ImgPipeline FluxControlNetInpaintPipeline FluxControlPipeline FluxFillPipeline LTX2DFRPipeline
-    LTX2DFRTemporalRefinePipeline LatentConsistencyModelImg2ImgPipeline LatentConsistencyModelPipeline
-    SanaSprintImg2ImgPipeline SanaSprintPipeline VisualClozeGenerationPipeline VisualClozePipeline
-    """,
-)
-_register(
-    Refused("it has no classifier-free guidance: its network runs once a step already"),
-    """
-    AudioDiffusionPipeline ConsistencyModelPipeline DDIMPipeline DDPMPipeline DanceDiffusionPipeline
-    DiffusionGemmaPipeline FluxPriorReduxPipeline Kandinsky6SRPipeline KarrasVePipeline LDMPipeline
-    LDMSuperResolutionPipeline LLaDA2Pipeline LTX2LatentUpsamplePipeline LTX2VideoDiffusionDecodePipeline
-    LTXLatentUpsamplePipeline MarigoldDepthPipeline MarigoldIntrinsicsPipeline MarigoldNormalsPipeline PNDMPipeline
-    RFD4ProteinaPipeline RePaintPipeline ScoreSdeVePipeline SpectrogramDiffusionPipeline
-    StableAudio3AudioToAudioPipeline StableAudio3InpaintPipeline
-    """,
-)
-_register(
-    Refused("its unconditional output is used by more than the guidance formula (extra passes in each step)"),
-    """
-    StableDiffusionAttendAndExcitePipeline StableDiffusionGLIGENTextImagePipeline StableDiffusionPix2PixZeroPipeline
-    StableDiffusionSAGPipeline
-    """,
-)
-_register(
-    Refused("its edit branches are guided one by one, with masks or momentum of their own"),
-    """
-    CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
-    SemanticStableDiffusionPipeline StableDiffusionPipelineSafe UniDiffuserPipeline
-    """,
-)
-_register(
-    Refused("one call mixes views or timesteps, so that a step has no single guidance term"),
-    """
-    StableDiffusionPanoramaPipeline StableDiffusionParadigmsPipeline TextToVideoZeroPipeline
-    TextToVideoZeroSDXLPipeline
-    """,
-)
-_register(
-    Refused("it samples tokens, not a diffusion ODE, and its guidance works on logits"),
-    "AmusedImg2ImgPipeline AmusedInpaintPipeline AmusedPipeline VQDiffusionPipeline",
-)
-_register(
-    Refused("it runs several guided networks with schedulers of their own in one call"),
-    """
-    StableUnCLIPPipeline UnCLIPImageVariationPipeline UnCLIPPipeline VersatileDiffusionDualGuidedPipeline
-    VersatileDiffusionImageVariationPipeline VersatileDiffusionPipeline VersatileDiffusionTextToImagePipeline
-    """,
-)
-_register(
-    Refused("it samples in chunks or stages that carry a cache of both branches from call to call"),
-    "AnyFlowFARPipeline HeliosPyramidPipeline LTXI2VLongMultiPromptPipeline",
-)
+def in_words(layout: Batched | Sequential) -> str:
+    """A description, such as "one call: uncond, cond"."""
+    return f"{'one call' if isinstance(layout, Batched) else 'a call for each'}: {', '.join(layout.branches)}"
 
 
 def layout_of(pipe: Any) -> Layout | None:
-    """The layout of a pipeline, by its class; None if it has to be inferred."""
-    cls = original_class(pipe)
+    """The layout of a pipeline by its class, or by the class that it is derived from; None if the table has neither.
+
+    A class with a loop of its own inherits only a layout that is checked in each run.
+    """
+    cls, table = original_class(pipe), known_layouts()
     for base in cls.__mro__:
-        layout = _LAYOUTS.get(base.__name__)
-        if layout is not None and base.__module__.startswith("diffusers.") and cls.__call__ is base.__call__:
+        layout = table.get(base.__name__) if base.__module__.startswith("diffusers.") else None
+        if layout is not None and (getattr(layout, "explained", False) or cls.__call__ is base.__call__):
             return layout
     return Perturbed() if hasattr(cls, "_set_pag_attn_processor") else None
 
 
+def unknown_layout(name: str) -> UnsupportedPipelineError:
+    """The error for a class that is not in the table."""
+    return UnsupportedPipelineError(
+        f"thg does not know how {name} lays out its guidance branches, which this plan needs; write "
+        "thg.enable(pipe, plan, layout=thg.Batched()) if one network call has them all, unconditional first, or "
+        "layout=thg.Sequential() if each has a call of its own, conditional first. The default, "
+        "thg.enable(pipe, thg.within(0.01)), needs no layout"
+    )
+
+
+@functools.cache
 def known_layouts() -> dict[str, Layout]:
-    """The pipeline classes of diffusers in this table, with their layouts (for the documentation)."""
-    return dict(_LAYOUTS)
+    """The pipeline classes of diffusers in the table, with their layouts."""
+    groups = json.loads(files("thg.adapter").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
+    return {name: _layout(group) for group in groups for name in group["pipelines"]}
+
+
+_KINDS: dict[str, type[Any]] = {
+    "batched": Batched,
+    "sequential": Sequential,
+    "delegates": Delegates,
+    "refused": Refused,
+}
+
+
+def _layout(group: dict[str, Any]) -> Layout:
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in group["options"].items()}
+    layout: Layout = _KINDS[group["kind"]](**options)
+    return layout
+
+
+def _require_names(kind: str, **values: Sequence[str]) -> None:
+    for field, names in values.items():
+        if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise UnsupportedPipelineError(f"{field} of thg.{kind} must be a tuple of names, not {names!r}")

@@ -1,6 +1,6 @@
-"""Observes a step of a pipeline: the calls of its networks, and the input of `scheduler.step`.
+"""Watches `scheduler.step` in a run: a step is what happens between two of its calls.
 
-Nothing is changed: every call is passed on, and the observer is removed after the run.
+Nothing is changed: every call is passed on, and the schedulers are restored after the run.
 """
 
 from __future__ import annotations
@@ -10,72 +10,44 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thg.adapter.call import Call
-from thg.adapter.outputs import main_output
-from thg.adapter.readings import Outputs
+NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
 
-# Modules that are never the denoiser; they are ignored while a layout is inferred.
-_OTHERS = ("vae", "text_encoder", "image_encoder", "tokenizer", "safety_checker", "feature_extractor", "vocoder")
-
-Show = Callable[[Tensor, Tensor | None], None]  # called with the scheduler's input and the sample, before a step
-
-
-@dataclass(frozen=True, eq=False)
-class SeenCall:
-    """A network call that has been made. mixed: why its branches may not be separable, if so."""
-
-    call: Call
-    output: Any
-    mixed: str = ""
-
-    def outputs(self) -> Outputs:
-        return Outputs(self.call.name, main_output(self.output))
-
-    def replay(self) -> Call:
-        """The same call with its recorded output; the network runs only for other arguments."""
-        return replace(self.call, network=functools.partial(self._answer, self.call.module))
-
-    def _answer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        own, given = (*self.call.args, *self.call.kwargs.values()), (*args, *kwargs.values())
-        same = len(own) == len(given) and all(a is b for a, b in zip(own, given, strict=True))
-        return self.output if same else self.call.network(*args, **kwargs)
+Stepped = Callable[[dict[str, Any], Tensor], None]  # called with the arguments of a step and its input, before it
 
 
 class StepWatch:
-    """Replaces a scheduler's `step`, with the same signature, and reports its input."""
+    """Replaces a scheduler's `step`, with the same signature, and reports its arguments."""
 
-    def __init__(self, scheduler: Any, show: Show) -> None:
-        self._scheduler, self._step, self._show = scheduler, scheduler.step, show
+    def __init__(self, scheduler: Any, stepped: Stepped) -> None:
+        self._scheduler, self._step, self._stepped = scheduler, scheduler.step, stepped
         functools.update_wrapper(self, type(scheduler).step)
         self.__signature__ = inspect.signature(self._step)
         self._names = tuple(self.__signature__.parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        passed = dict(zip(self._names, args, strict=False)) | kwargs
-        output, sample = passed.get(self._names[0]), passed.get("sample")
-        if isinstance(output, Tensor):
-            self._show(output, sample if isinstance(sample, Tensor) else None)
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        passed = arguments.get(self._names[0])
+        if isinstance(passed, Tensor):
+            self._stepped(arguments, passed)
         return self._step(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the scheduler, as some pipelines make in each call, is not observed."""
+        """A copy of the scheduler, as some pipelines make in each call, is not watched."""
         copied = memo.get(id(self._scheduler), self._scheduler)
         return types.MethodType(type(copied).step, copied)
 
 
 @contextmanager
-def watched(pipe: Any, show: Show) -> Iterator[None]:
-    """Reports what the pipeline passes to its schedulers within a block; they are restored afterwards."""
+def watched(pipe: Any, stepped: Stepped) -> Iterator[None]:
+    """Reports the steps of the pipeline's schedulers within a block; they are restored afterwards."""
     schedulers = [part for part in vars(pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
     before = [vars(scheduler).get("step") for scheduler in schedulers]
     for scheduler in schedulers:
-        scheduler.step = StepWatch(scheduler, show)
+        scheduler.step = StepWatch(scheduler, stepped)
     try:
         yield
     finally:
@@ -84,17 +56,3 @@ def watched(pipe: Any, show: Show) -> Iterator[None]:
                 scheduler.step = step
             else:
                 vars(scheduler).pop("step", None)
-
-
-def candidates(pipe: Any) -> dict[str, torch.nn.Module]:
-    """The networks of a pipeline that could be its denoiser, by name."""
-    return {
-        name: part
-        for name, part in vars(pipe).items()
-        if isinstance(part, torch.nn.Module) and not any(other in name for other in _OTHERS)
-    }
-
-
-def outputs_of(seen: list[SeenCall]) -> list[Outputs]:
-    """The outputs of the calls that returned tensors."""
-    return [outputs for call in seen if (outputs := call.outputs()).outputs]

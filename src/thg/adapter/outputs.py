@@ -58,11 +58,6 @@ def branch_terms(output: Any, n: int) -> list[Term]:
     return [tuple(part[k] for part in parts) for k in range(n)]
 
 
-def outline(output: Any) -> Any:
-    """An output of the same structure and types, with empty tensors."""
-    return _replace(output, [tensor.new_empty(0) for tensor in tensors_of(output)])
-
-
 def assemble(template: Any, branches: Sequence[Term]) -> Any:
     """An output with the structure of `template` (of any number of branches), from these branches."""
     listed = _list_of_samples(template)

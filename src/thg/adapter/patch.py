@@ -8,34 +8,77 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import torch
 
-from thg.adapter import run
 from thg.adapter.call import Call
 from thg.adapter.classes import original_class, restore, substitute
+from thg.adapter.stated import arguments_of
+from thg.plans.report import Summary
 
-if TYPE_CHECKING:
-    from thg.adapter.takeover import Takeover
 
-Names = dict["Takeover", str]  # of a network, in the pipeline of each takeover
+class OpenRun(Protocol):
+    """A call of an enabled pipeline that is under way.
 
+    context: the pipeline's current cache context. calls_outside: network calls from other threads or tasks meanwhile.
+    """
+
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def thread(self) -> int: ...
+
+    context: str
+    calls_outside: int
+
+    def answer(self, call: Call) -> Any:
+        """Answers a call of one of the pipeline's networks."""
+
+
+class Owner(Protocol):
+    """A pipeline that thg is enabled on."""
+
+    @property
+    def run(self) -> OpenRun | None:
+        """The open one."""
+
+    @property
+    def maker(self) -> Any:
+        """What was enabled."""
+
+    def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """A context for a call of the pipeline with these arguments."""
+
+    def undo(self, pipe: Any) -> None:
+        """Restores the pipeline."""
+
+    def redo(self, pipe: Any) -> None:
+        """Patches the pipeline again."""
+
+    def summary(self) -> Summary:
+        """The cost of the last run."""
+
+
+Names = dict[Owner, str]  # of a network, in the pipeline of each owner
+
+current: ContextVar[OpenRun | None] = ContextVar("thg_run", default=None)
 _networks: weakref.WeakKeyDictionary[torch.nn.Module, Names] = weakref.WeakKeyDictionary()
-_pipelines: weakref.WeakKeyDictionary[Any, Takeover] = weakref.WeakKeyDictionary()
+_pipelines: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 
 
 # -- pipelines
 
 
-def takeover_of(pipe: Any) -> Takeover | None:
+def takeover_of(pipe: Any) -> Owner | None:
     """The takeover of an enabled pipeline."""
     return _pipelines.get(pipe)
 
 
-def route_calls(pipe: Any, takeover: Takeover) -> None:
+def route_calls(pipe: Any, takeover: Owner) -> None:
     """Makes each call of the pipeline open a run of this takeover."""
 
     @functools.wraps(original_class(pipe).__call__)
@@ -44,7 +87,7 @@ def route_calls(pipe: Any, takeover: Takeover) -> None:
         found = _pipelines.get(self)
         if found is None:
             return plain(self, *args, **kwargs)
-        with found.opened_run(self):
+        with found.opened_run(self, arguments_of(plain, self, *args, **kwargs)):
             return plain(self, *args, **kwargs)
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +107,7 @@ def restore_calls(pipe: Any) -> None:
 # -- networks
 
 
-def acquire(network: torch.nn.Module, takeover: Takeover, name: str) -> None:
+def acquire(network: torch.nn.Module, takeover: Owner, name: str) -> None:
     """Routes the calls of a network to the runs of a takeover."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
@@ -73,7 +116,7 @@ def acquire(network: torch.nn.Module, takeover: Takeover, name: str) -> None:
     _networks.setdefault(network, {})[takeover] = name
 
 
-def release(network: torch.nn.Module, takeover: Takeover) -> None:
+def release(network: torch.nn.Module, takeover: Owner) -> None:
     """Undoes `acquire`; the network is restored when no takeover is left."""
     names = _networks.get(network)
     if names is None:
@@ -87,7 +130,7 @@ def release(network: torch.nn.Module, takeover: Takeover) -> None:
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     plain = functools.partial(original_class(self).__call__, self)
     names = _networks.get(self, {})
-    here = run.current.get()
+    here = current.get()
     if here is not None and here.owner in names:
         return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
     if here is None:
@@ -99,7 +142,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _cache_context(self: Any, name: str, **kwargs: Any) -> Iterator[None]:
-    here = run.current.get()
+    here = current.get()
     with original_class(self).cache_context(self, name, **kwargs):
         if here is None:
             yield

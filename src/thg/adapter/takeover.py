@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from thg.adapter import patch
-from thg.adapter.classes import original_class
 from thg.adapter.layouts import Batched, Sequential
-from thg.adapter.lesson import Lesson
-from thg.adapter.observe import candidates
 from thg.adapter.run import PipelineRun
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
 from thg.plans.guide import GuideMaker
@@ -26,10 +23,9 @@ CONTROL = "controlnet"  # takes the same rows as the denoiser, before it
 class Takeover:
     """A pipeline that thg is enabled on. Keeps neither the pipeline nor its networks alive."""
 
-    def __init__(self, pipe: Any, layout: Batched | Sequential | None, maker: GuideMaker) -> None:
-        """layout: None if it has to be inferred."""
+    def __init__(self, pipe: Any, layout: Batched | Sequential, maker: GuideMaker) -> None:
         self.name = type(pipe).__name__
-        self.lesson, self.maker = Lesson(original_class(pipe), layout), maker
+        self.layout, self.maker = layout, maker
         self.run: PipelineRun | None = None  # the open one
         self._last: PipelineRun | None = None
         self._lock = threading.Lock()
@@ -53,8 +49,7 @@ class Takeover:
 
     def acquire(self, pipe: Any) -> None:
         """Patches the pipeline's current networks, and restores those that it no longer has."""
-        self.lesson.refresh(pipe)
-        self._route(_networks(pipe, self.lesson.layout))
+        self._route(_networks(pipe, self.layout))
 
     def _route(self, networks: dict[torch.nn.Module, str]) -> None:
         for network in set(self._networks).difference(networks):
@@ -64,7 +59,7 @@ class Takeover:
         self._networks = weakref.WeakSet(networks)
 
     @contextmanager
-    def opened_run(self, pipe: Any) -> Iterator[None]:
+    def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context for a call of the pipeline. Refused before any state changes if another thread is in one."""
         with self._lock:
             before = self.run
@@ -75,7 +70,7 @@ class Takeover:
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
             self.acquire(pipe)
-            self.run = self._last = run = PipelineRun(self, pipe, self.lesson, self.maker)
+            self.run = self._last = run = PipelineRun(self, pipe, self.layout, self.maker, arguments)
         try:
             with run.opened():
                 yield
@@ -89,10 +84,8 @@ class Takeover:
         return self._last.summary()
 
 
-def _networks(pipe: Any, layout: Batched | Sequential | None) -> dict[torch.nn.Module, str]:
+def _networks(pipe: Any, layout: Batched | Sequential) -> dict[torch.nn.Module, str]:
     """The networks of a pipeline that take part in guidance, with their names."""
-    if layout is None:  # to be inferred: all that could be the denoiser
-        return {network: name for name, network in candidates(pipe).items()}
     names = (*layout.networks, *((CONTROL,) if isinstance(layout, Batched) else ()))
     parts = [(getattr(pipe, name, None), name) for name in names]
     networks = {part: name for part, name in parts if isinstance(part, torch.nn.Module)}

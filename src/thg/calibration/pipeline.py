@@ -43,7 +43,9 @@ class Pipeline:
         guidance_scale: float | None,
         seed: int,
         call: Mapping[str, Any],
+        guided: bool = True,
     ) -> Pipeline:
+        """guided: there must be guidance."""
         if prompts is None or isinstance(prompts, str) or not len(prompts):
             raise ProfileError(
                 "prompts must be a list with at least one prompt: calibrate(pipe, ['a red bicycle', ...])"
@@ -58,10 +60,15 @@ class Pipeline:
             )
         scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
         steps = accepted["num_inference_steps"].default if steps is None else steps
-        scale = checked_scale(accepted[scale_name].default if guidance_scale is None else guidance_scale)
+        default = accepted[scale_name].default if scale_name in accepted else 1.0
+        scale = default if guidance_scale is None else guidance_scale
+        if guided:
+            checked_scale(scale)
         if not isinstance(steps, int) or steps < 2:
             raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
-        arguments = {**call, "num_inference_steps": steps, scale_name: scale}
+        arguments = {**call, "num_inference_steps": steps}
+        if scale_name in accepted:
+            arguments[scale_name] = scale
         if "output_type" in accepted:
             arguments.setdefault("output_type", "latent")
         if unknown := sorted(set(arguments) - set(accepted)):

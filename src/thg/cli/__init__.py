@@ -1,13 +1,12 @@
 """The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
 
-Each sub-command is a module of this package with `add_arguments(parser)` and `run(args)`; it is imported only when it
-is called. Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the
-reader of the output has ended.
+`parser` has the options of all sub-commands. Each sub-command is a module of this package with `run(args)`, which
+is imported only when it is called, after a first line that says so: importing torch takes seconds. Exit codes: 0 done,
+1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the output has ended.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import os
@@ -18,20 +17,13 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from thg.distribution import __version__, missing_module
+from thg.cli.parser import COMMANDS, command_line
+from thg.distribution import missing_module
 from thg.errors import THGError
 
-COMMANDS = {
-    "generate": "make pictures (or sounds) with a pipeline, and report the savings",
-    "compare": "the same seeds with plain CFG, the paper's plan and ours, side by side",
-    "demo": "the comparison on several prompts of the shipped model",
-    "plan": "show a plan, or the plan that a profile gives",
-    "calibrate": "measure where the guidance of a model can be predicted",
-    "bench": "compare thg with other methods",
-    "report": "rebuild the report of a benchmark",
-    "studio": "compare interactively in the browser",
-    "doctor": "versions, devices, and what is missing or broken",
-}
+__all__ = ["COMMANDS", "main"]
+
+QUICK = {"plan"}  # commands that load nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # not every terminal has the letters of a plan's picture
     try:
         with _plain_warnings(called):
-            code = _run(argv, called)
+            code = _run(argv)
         sys.stdout.flush()
         return code
     except THGError as error:
@@ -77,23 +69,16 @@ def _plain_warnings(command: str | None) -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def _run(argv: list[str], called: str | None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="thg", description="Guided diffusion sampling with fewer network evaluations.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"thg {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, what in COMMANDS.items():
-        command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
-        if name == called:
-            module = _module(name)
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
+def _run(argv: list[str]) -> int:
+    parser = command_line()
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help()
         return 0
-    return int(args.run(args) or 0)
+    if args.command not in QUICK:
+        what = f"loading {args.model}" if "model" in args else "starting"
+        print(f"thg {args.command}: {what} ...", file=sys.stderr, flush=True)
+    return int(_module(args.command).run(args) or 0)
 
 
 def _module(command: str) -> ModuleType:

@@ -15,23 +15,6 @@ from thg.cli import pipelines
 from thg.processes import find_shard
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="what to run, as TOML (default: the shipped model)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/bench-<hash of config>)"
-    )
-    parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store next to --out)"
-    )
-    parser.add_argument("--check", action="store_true", help="report what is missing, and run nothing")
-    parser.add_argument("--count", type=int, metavar="N", help="prompts, instead of the configuration's number")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples per batch")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of the run")
-    parser.add_argument("--device", help="where to run, such as cuda:1 (default: the best available)")
-    parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that share the folder")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but the table")
-
-
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config or SHIPPED_CONFIG)
     config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)

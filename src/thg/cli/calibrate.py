@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.calibration import calibrate
-from thg.calibration.run import SENSITIVITY_SAMPLES
-from thg.cli import options, pipelines
+from thg.cli import pipelines
 from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
@@ -18,29 +16,6 @@ from thg.processes import Process
 from thg.prompts import read_prompts
 
 SHIPPED_SAMPLES = 60
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="the profile to write, such as profile.json")
-    parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
-    parser.add_argument("--column", help="which column of the file holds the prompts")
-    parser.add_argument(
-        "--samples", type=int, help="use only the first N prompts (default: all, or 60 for the shipped models)"
-    )
-    parser.add_argument("--steps", type=options.whole_number(1), help="sampler steps (default: the model's own)")
-    parser.add_argument("--guidance-scale", type=options.guidance, help="w (default: the model's own)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
-    parser.add_argument("--batch-size", type=int, default=4, help="prompts per run (default: 4)")
-    parser.add_argument(
-        "--sensitivity",
-        type=int,
-        default=SENSITIVITY_SAMPLES,
-        help="samples for the sensitivity curve, eleven runs each; 0 skips it (default: %(default)s)",
-    )
-    parser.add_argument("--folder", type=Path, help="where finished batches are stored (default: OUT.parts)")
-    parser.add_argument("--force", action="store_true", help="replace an existing profile")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from thg.cli.options import tolerance
+from thg.cli.parser import tolerance
 from thg.errors import PlanError
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
@@ -13,16 +13,6 @@ from thg.plans.planners import Choice, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.profiles.profile import FORMAT as PROFILE_FORMAT
 from thg.profiles.profile import Profile
-
-
-def add_plan_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--plan",
-        default="default",
-        help="default (1%%); cfg (plain guidance); how far results may be from plain CFG's, such as 0.5%%; a preset of "
-        f"the paper ({', '.join(sorted(PRESETS))}); a share of CFG's evaluations such as 0.65, or a number of them "
-        "such as 70; or a JSON file of a plan or a profile",
-    )
 
 
 def chosen_plan(text: str) -> Choice | bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thg.cli import files, options, pipelines
+from thg.cli import files, pipelines
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, sample
 from thg.errors import THGError
@@ -19,27 +19,23 @@ from thg.plans.presets import PRESETS, preset
 from thg.plots.sheet import Column, sheet
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="+", help="what to make; a row of pictures for each prompt and seed")
-    parser.add_argument("-o", "--out", type=Path, default=Path("compare.png"), help="default: compare.png")
-    options.add_sampling_arguments(parser)
-    options.add_model_arguments(parser)
-
-
 def run(args: argparse.Namespace) -> int:
-    files.check_writable(args.out)
-    files.check_format(args.out, "image")
-    files.check_free([args.out], args.force)
+    out = args.out or Path(f"{args.command}.png")
+    files.check_writable(out)
+    files.check_format(out, "image")
+    if args.out is None and not args.force:
+        out = files.free(out, 1)
+    files.check_free([out], args.force)
     pipe = pipelines.load(args)
     prompts = [prompt for prompt in args.prompt for _ in range(args.count)]
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
     columns = Comparison(pipe, args, prompts, seeds).columns()
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
     how = {"prompts": prompts, "seeds": seeds, **pipelines.describe(args, pipe)}
-    files.save_picture(args.out, sheet(labels, columns), how)
+    files.save_picture(out, sheet(labels, columns), how)
     for column in columns:
         print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
-    print(args.out)
+    print(out)
     return 0
 
 

@@ -29,10 +29,6 @@ class Finding:
     ok: bool | None = True
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are no options."""
-
-
 def run(args: argparse.Namespace) -> int:
     findings = [*_versions(), *_namesakes(), *_devices(), _bfloat16(), *_extras(), *_fragile(), *_shipped()]
     for finding in findings:

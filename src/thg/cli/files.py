@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def check_free(paths: list[Path], force: bool) -> None:
 def numbered(path: Path, count: int) -> list[Path]:
     """The path itself for one result, name-0.png, name-1.png, ... for several."""
     return [path] if count == 1 else [path.with_name(f"{path.stem}-{i}{path.suffix}") for i in range(count)]
+
+
+def free(path: Path, count: int) -> Path:
+    """The path, or the first of name_2.png, name_3.png, ... for which nothing has to be replaced."""
+    others = (path.with_name(f"{path.stem}_{i}{path.suffix}") for i in itertools.count(2))
+    return next(p for p in itertools.chain([path], others) if not any(each.exists() for each in numbered(p, count)))
 
 
 def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:

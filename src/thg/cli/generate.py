@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thg.cli import files, options, pipelines
-from thg.cli.choice import add_plan_argument, chosen_plan
+from PIL import Image
+
+from thg.cli import files, pipelines
+from thg.cli.choice import chosen_plan
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
+from thg.models.garments import KNOWN_WORDS, knows
 from thg.models.pretrained import sampling_rate
 from thg.prompts import read_prompts as read_file
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="*", help="what to make; several prompts make several pictures")
-    parser.add_argument("--prompts", type=Path, help="a file of prompts: txt (one per line), csv, tsv or jsonl")
-    parser.add_argument("--column", help="which column of the file holds the prompts")
-    parser.add_argument("-o", "--out", type=Path, help="where to write (default: out.png, out.wav or out.gif)")
-    add_plan_argument(parser)
-    options.add_sampling_arguments(parser)
-    options.add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +28,11 @@ def run(args: argparse.Namespace) -> int:
     pipe = pipelines.load(args)
     if args.out is not None:
         files.check_format(args.out, expected_kind(pipe))
+    if unknown := [prompt for prompt in prompts if args.model in pipelines.SHIPPED and not knows(prompt)]:
+        print(f"thg generate: {unknown[0]!r} has no word that this model knows; {KNOWN_WORDS}", file=sys.stderr)
     how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
     runs: list[Sampled] = []
+    out: Path | None = args.out
     with Progress(len(prompts)) as progress:
         for start in range(0, len(prompts), size):
             batch = slice(start, start + size)
@@ -43,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
             call.update(progress.start("generating", pipe, len(prompts[batch])))
             runs.append(sample(pipe, call, seeds[batch], plan))
             progress.finish()
-            out = args.out or Path("out").with_suffix(files.SUFFIX[runs[-1].kind])
+            out = out or _default_out(runs[-1].kind, len(prompts), args.force)
             files.check_format(out, runs[-1].kind)
             paths = files.numbered(out, len(prompts))[batch]
             abouts = [
                 {"prompt": prompt, "seed": seed, **how}
                 for prompt, seed in zip(prompts[batch], seeds[batch], strict=True)
             ]
-            for path in _save(paths, runs[-1], abouts, pipe):
+            for path in _save(paths, runs[-1], abouts, pipe, args.enlarge):
                 progress.print(str(path))
     print(_verdict(runs))
     return 0
@@ -70,13 +67,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 def _check_out(args: argparse.Namespace, count: int) -> None:
     """Checks, before the model is loaded, that the results can be written and replace nothing."""
-    outs = [args.out] if args.out is not None else [Path("out").with_suffix(suffix) for suffix in files.SUFFIX.values()]
-    for out in outs:
-        files.check_writable(out)
-        files.check_free(files.numbered(out, count), args.force)
+    files.check_writable(args.out or Path("out.png"))
+    if args.out is not None:
+        files.check_free(files.numbered(args.out, count), args.force)
 
 
-def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: Any) -> list[Path]:
+def _default_out(kind: str, count: int, force: bool) -> Path:
+    out = Path("out").with_suffix(files.SUFFIX[kind])
+    return out if force else files.free(out, count)
+
+
+def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: Any, enlarge: int) -> list[Path]:
     """Writes the results of a batch; pictures contain their settings as metadata."""
     plan = done.summary.plan if done.summary is not None else None
     estimates = (done.summary and done.summary.estimated_error) or [None] * len(paths)
@@ -87,6 +88,7 @@ def _save(paths: list[Path], done: Sampled, abouts: list[dict[str, Any]], pipe: 
             files.save_frames(path, item)
         else:
             cost = {"nfe": done.nfe, "cfg_nfe": done.cfg_nfe, "estimated_error": error}
+            item = item.resize((enlarge * item.width, enlarge * item.height), Image.Resampling.NEAREST)
             files.save_picture(path, item, {**about, **cost, "plan": plan.to_dict() if plan is not None else None})
     return paths
 

@@ -1,4 +1,4 @@
-"""Loading a pipeline for a command: the shipped models by name, or any supported one from a hub id or a folder."""
+"""Loading a pipeline for a command, and the arguments of its call: the shipped models by name, or any supported one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from contextlib import suppress
 from typing import Any, get_args
 
 import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from thg.adapter.scheduler_table import OFFERED, by_option
+from thg.adapter.scheduler_table import options as scheduler_options
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import versions
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
-from thg.models.pretrained import pretrained
+from thg.models.pretrained import add_loras, image_to_image, is_single_file, pretrained, single_file
 from thg.models.schedulers import Schedulers
 from thg.processes import best_device
 
@@ -37,7 +39,10 @@ def load(args: argparse.Namespace) -> Any:
             "--offload moves weights to a GPU when they are needed, but this run is on the CPU: remove the option"
         )
     quiet()
-    pipe: Any = shipped_pipeline(args.model, dtype=dtype) if args.model in SHIPPED else pretrained(args.model, dtype)
+    pipe = _loaded(args, dtype)
+    add_loras(pipe, args.lora)
+    if args.image is not None:
+        pipe = image_to_image(pipe)
     if args.offload == "model":
         pipe.enable_model_cpu_offload(device=device)
     elif args.offload == "sequential":
@@ -48,6 +53,17 @@ def load(args: argparse.Namespace) -> Any:
         pipe.scheduler = _scheduler(args.scheduler, pipe)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _loaded(args: argparse.Namespace, dtype: torch.dtype) -> Any:
+    single, shipped = is_single_file(args.model), args.model in SHIPPED
+    if args.config is not None and not single:
+        raise THGError(f"--config is the configuration of a single file, and {args.model} is none: remove it")
+    if args.variant is not None and (single or shipped):
+        raise THGError(f"--variant names weight files of a folder or hub id, and {args.model} is none: remove it")
+    if single:
+        return single_file(args.model, dtype, config=args.config)
+    return shipped_pipeline(args.model, dtype=dtype) if shipped else pretrained(args.model, dtype, variant=args.variant)
 
 
 def steps_of(args: argparse.Namespace, pipe: Any) -> int:
@@ -79,13 +95,34 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
         call[_guidance_name(pipe)] = scale
     if args.negative_prompt is not None:
         call["negative_prompt"] = [args.negative_prompt] * len(prompts)
-    call.update({name: value for name in ("width", "height") if (value := getattr(args, name)) is not None})
+    size = {name: value for name in ("width", "height") if (value := getattr(args, name)) is not None}
+    call.update(_start(args, pipe, len(prompts), size) if args.image is not None else size)
     accepted = inspect.signature(pipe.__call__).parameters
     if unknown := [name for name in call if name not in accepted]:
         optional = unknown[0] in ("width", "height", "negative_prompt")
         remedy = f"remove --{unknown[0].replace('_', '-')}" if optional else "this command needs one that takes prompts"
         raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; {remedy}")
     return call
+
+
+def _start(args: argparse.Namespace, pipe: Any, count: int, size: dict[str, int]) -> dict[str, Any]:
+    """The picture to start from, in the size of the result, and how much of it may change."""
+    try:
+        with Image.open(args.image) as picture:
+            grey = getattr(getattr(pipe.vae, "config", None), "in_channels", 3) == 1
+            start = ImageOps.exif_transpose(picture).convert("L" if grey else "RGB")
+    except UnidentifiedImageError:
+        raise THGError(f"--image {args.image} is not a picture") from None
+    width, height = (size.get(name) or _rounded(getattr(start, name)) for name in ("width", "height"))
+    start = start.resize((width, height))
+    accepted = inspect.signature(pipe.__call__).parameters  # without a size, some would take the model's own
+    sizes = {name: value for name, value in (("width", width), ("height", height)) if name in accepted}
+    return {"image": [start] * count, "strength": args.strength, **sizes}
+
+
+def _rounded(pixels: int) -> int:
+    """A size that every autoencoder takes."""
+    return max(16, pixels // 16 * 16)
 
 
 def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
@@ -98,6 +135,8 @@ def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
         "guidance_scale": guidance_of(args, pipe),
         "negative_prompt": args.negative_prompt,
         **size,
+        **({} if args.image is None else {"image": args.image.name, "strength": args.strength}),
+        **({"lora": [[path.name, scale] for path, scale in args.lora]} if args.lora else {}),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "versions": versions(),
     }
@@ -133,9 +172,10 @@ def check_device(device: str) -> None:
 
 def _scheduler(name: str, pipe: Any) -> Any:
     schedulers = Schedulers(pipe.scheduler)
-    key = by_option(name, schedulers.flow).key
+    key = by_option(name, schedulers.flow).key if name in scheduler_options() else None
     if key not in schedulers.labels:
         fitting = ", ".join(OFFERED[key].option for key in schedulers.labels if key in OFFERED)
         kind = "a flow" if schedulers.flow else "noise"
-        raise THGError(f"--scheduler {name} does not fit this model, which predicts {kind}; these do: {fitting}")
+        problem = "is unknown" if key is None else "does not fit"
+        raise THGError(f"--scheduler {name} {problem}; for this model, which predicts {kind}: {fitting}")
     return schedulers.make(key)

@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from thg.cli.choice import read_plan
-from thg.cli.options import guidance, tolerance
-from thg.cli.pipelines import SHIPPED
 from thg.errors import PlanError, ProfileError
 from thg.plans.fidelity import DEFAULT_ERROR, most_steps, within
 from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.planners import CORRECTOR, Planner, tapered
+from thg.plans.planners import Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
 from thg.plans.run import Run
@@ -20,44 +18,12 @@ from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
 
+SHIPPED = sorted(path.parent.name for path in SHIPPED_PROFILES.glob("*/profile.json"))
+SCHEDULER = (
+    "(for a scheduler of first order with even steps; a pipeline's own may need other steps: thg generate and "
+    "thg.summary show the plan of a run)"
+)
 SWEEP = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        nargs="?",
-        help=f"a profile or a plan (JSON file), eps or flow (the shipped profiles), or a preset "
-        f"({', '.join(sorted(PRESETS))}); without it, the default plan for a model without a profile",
-    )
-    parser.add_argument("--steps", type=int, help="sampler steps (default: the profile's, else 50)")
-    parser.add_argument("--guidance-scale", type=guidance, help="w (default: the profile's)")
-    parser.add_argument(
-        "--error",
-        type=tolerance,
-        help=f"how far results may be from plain CFG's, such as 0.5%% (default without --nfe and --rho: "
-        f"{100 * DEFAULT_ERROR:g}%%)",
-    )
-    parser.add_argument(
-        "--nfe",
-        help="instead of an error, a budget: a share of CFG such as 0.65 or a count such as 70; for a count without "
-        "--steps and without a profile, thg chooses the number of steps",
-    )
-    parser.add_argument("--rho", type=float, help="the paper's planner: allowed ratio of hare error to tortoise error")
-    parser.add_argument("--method", choices=("optimal", "algorithm2"), help="how a profile meets a budget")
-    parser.add_argument(
-        "--hare-order", type=int, choices=(1, 2), help="1 holds the term over a leap, 2 extrapolates it"
-    )
-    parser.add_argument("--cutoff", type=int, help="no guidance from this step on")
-    parser.add_argument("--boost", type=float, help="factor on the term during a leap (default: 1)")
-    parser.add_argument(
-        "--corrector",
-        type=float,
-        help=f"share of a leap's error that is corrected (default: {CORRECTOR:g}; 0 with rho)",
-    )
-    parser.add_argument("--sweep", action="store_true", help="the grids over rho, as in the paper's appendix")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument("--plot", type=Path, help="write the profile's curves and the grid as a picture")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
         _sweep(profile, args)
         return 0
     plan = _plan(args, profile)
-    print(plan.to_json() if args.json else _shown(plan, profile))
+    if args.json:
+        print(plan.to_json())
+    else:
+        fixed = profile is None and args.what is not None
+        print("\n".join(_shown(plan, profile) + ([] if fixed else [SCHEDULER])))
     if args.plot is not None:
         assert profile is not None
         plot_profile(profile, plan, args.plot)
@@ -114,11 +84,11 @@ def _refuse_conflicts(args: argparse.Namespace, profile: Profile | None) -> None
         raise PlanError(f"--{paper[0]} belongs to the paper's planner: write --rho 1.1 or --nfe 0.7 with it")
 
 
-def _shown(plan: Plan, profile: Profile | None) -> str:
+def _shown(plan: Plan, profile: Profile | None) -> list[str]:
     lines = [f"num_inference_steps={plan.steps}"] if profile is None else [repr(profile)]
     settings = f"hare order {plan.hare_order}, boost {plan.boost:g}, corrector {plan.corrector:g}"
     evaluated = f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"
-    return "\n".join([*lines, str(plan), settings, evaluated])
+    return [*lines, str(plan), settings, evaluated]
 
 
 def _evaluated(plan: Plan) -> list[int]:
@@ -194,8 +164,9 @@ def _budget(text: str | None) -> float | None:
 
 def _sweep(profile: Profile, args: argparse.Namespace) -> None:
     print(profile)
-    print(f"{'rho':>5}  {'NFE':>4}  {'speed-up':>8}  grid")
+    print(f"{'rho':>5}  {'NFE':>4}  {'speed-up':>8}  evaluated at")
     for rho in sorted({*SWEEP, *([args.rho] if args.rho is not None else [])}):
         planner = profile.planner(rho=rho, cutoff=args.cutoff, boost=1.0 if args.boost is None else args.boost)
         plan = planner.plan(_run_of(profile, args))
-        print(f"{rho:>5.2f}  {plan.nfe:>4}  {plan.speedup:>7.2f}x  [{plan.strip()}]")
+        grid = " ".join(map(str, _evaluated(plan)))
+        print(f"{rho:>5.2f}  {plan.nfe:>4}  {plan.speedup:>7.2f}x  {grid}")

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from thg.bench.report import rebuild_report
 from thg.cli import pipelines
 from thg.processes import find_shard
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
-    parser.add_argument("--device", help="where the networks of the metrics run (default: the best available)")
-    parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that measure together")
 
 
 def run(args: argparse.Namespace) -> int:

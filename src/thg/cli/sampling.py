@@ -40,7 +40,7 @@ def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | boo
     if plain:
         disable(pipe)
     else:
-        enable(pipe, None if plan is True else plan)  # type: ignore[arg-type]
+        enable(pipe, None if plan is True else plan)
     start = time.perf_counter()
     try:
         with _counted(pipe) as rows, explained_errors(pipe, call["num_inference_steps"], len(seeds)):

@@ -8,12 +8,14 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
-from thg.cli import options, pipelines
+from thg.cli import pipelines
 from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+from thg.models.pretrained import is_single_file
 from thg.profiles.profile import Profile
 from thg.studio.app import create_app
 from thg.studio.engine import Engine
@@ -23,18 +25,6 @@ from thg.studio.specs import MAX_BATCH
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
-PORT = 7861
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_loading_arguments(parser)
-    parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
-    parser.add_argument("--port", type=int, default=PORT, help=f"0 for any free port (default: {PORT})")
-    parser.add_argument(
-        "--host", help="listen on this address for other machines too, with a token (default: this machine only)"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="print the address and do not open it")
-    parser.set_defaults(scheduler=None)  # chosen on the page
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,25 +47,14 @@ def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the Python code that loads it in the same way."""
     profile = Profile.load(args.profile) if args.profile else None
     shipped = args.model in pipelines.SHIPPED
-    _say(f"loading {'the shipped model ' if shipped else ''}{args.model} ...")
     pipe = pipelines.load(args)
-    place, precision = str(pipe.device), str(pipe.dtype)
+    source = _source(args, pipe)
     if not shipped:
-        absent = [
-            name for name, part in pipe.components.items() if part is None and name not in pipe._optional_components
-        ]
-        without = "".join(
-            f", {name}=None" for name in sorted(absent)
-        )  # diffusers needs these for components missing from the folder
-        loaded = f"DiffusionPipeline.from_pretrained({args.model!r}, torch_dtype={precision}{without}).to({place!r})"
-        source = ("from diffusers import DiffusionPipeline", f"pipe = {loaded}")
         return Model(pipe, Path(args.model).name, source, profile=profile)
-    arguments = "" if place == "cpu" else f", device={place!r}"
-    arguments += "" if precision == "torch.float32" else f", dtype={precision}"
     return Model(
         pipe,
         f"shipped {args.model} model",
-        (f"pipe = thg.shipped_pipeline({args.model!r}{arguments})",),
+        source,
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
         batch=MAX_BATCH,  # small pictures: larger batches use the device better
@@ -83,6 +62,35 @@ def load(args: argparse.Namespace) -> Model:
         call=DEFAULT_CALL[args.model],
         profile=profile,
     )
+
+
+def _source(args: argparse.Namespace, pipe: Any) -> tuple[str, ...]:
+    """The Python code that loads the same pipeline."""
+    place, precision = str(pipe.device), str(pipe.dtype)
+    if args.model in pipelines.SHIPPED:
+        arguments = "" if place == "cpu" else f", device={place!r}"
+        arguments += "" if precision == "torch.float32" else f", dtype={precision}"
+        loading = [f"pipe = thg.shipped_pipeline({args.model!r}{arguments})"]
+    else:
+        single = is_single_file(args.model)
+        name = type(pipe).__name__ if single else "DiffusionPipeline"
+        given = {"config": args.config, "variant": args.variant}
+        options = [f"{option}={value!r}" for option, value in given.items() if value is not None]
+        if not single:  # diffusers needs these for components missing from the folder
+            absent = [part for part, value in pipe.components.items() if value is None]
+            options += [f"{part}=None" for part in sorted(set(absent) - set(pipe._optional_components))]
+        how = ", ".join([repr(args.model), f"torch_dtype={precision}", *options])
+        loading = [
+            f"from diffusers import {name}",
+            f"pipe = {name}.{'from_single_file' if single else 'from_pretrained'}({how}).to({place!r})",
+        ]
+    for number, (path, _) in enumerate(args.lora):
+        where = f"{str(path.parent)!r}, weight_name={path.name!r}"
+        loading.append(f'pipe.load_lora_weights({where}, adapter_name="lora_{number}")')
+    if args.lora:
+        names = [f"lora_{number}" for number in range(len(args.lora))]
+        loading.append(f"pipe.set_adapters({names}, {[scale for _, scale in args.lora]})")
+    return tuple(loading)
 
 
 def _say(text: str) -> None:

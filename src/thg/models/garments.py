@@ -3,6 +3,7 @@
 The training captions, the benchmark's prompts and the judge all use it.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -46,8 +47,18 @@ TONE_WORDS: Final = {
 }
 """All words that the captions used for a tone."""
 
+KNOWN_WORDS: Final = f"it draws garments ({', '.join(GARMENTS)}) that are {', '.join(TONES)}"
+"""What a prompt may ask for."""
+
 FOREGROUND: Final = 0.1
 """A pixel belongs to the garment when it is brighter than this (black is 0, white is 1)."""
+
+
+def knows(prompt: str) -> bool:
+    """Does the prompt name a garment that the models have seen?"""
+    words = re.findall(r"[a-z]+", prompt.lower())
+    named = f" {' '.join(words)} "
+    return any(f" {name.replace('-', ' ')} " in named for names in SYNONYMS.values() for name in names)
 
 
 def brightness(pictures: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,7 @@ from thg.ode.solvers import Solver, Track, step
 from thg.plans.guide import Guide, HareGuide, Visitor
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.planners import Choice, Planned, guide_maker
-from thg.plans.presets import preset
+from thg.plans.planners import Choice, Fixed, Planned, guide_maker
 from thg.plans.response import Response
 from thg.plans.run import Run, Term
 
@@ -98,19 +97,19 @@ class Guidance:
         interval: tuple[float, float] | None,
         x: Tensor,
     ) -> Guidance:
-        choice = preset(choice) if isinstance(choice, str) else choice
-        if isinstance(choice, Plan) and choice.steps != schedule.steps:
+        maker = guide_maker(choice)
+        plan = maker.planner.value if isinstance(maker, Planned) and isinstance(maker.planner, Fixed) else None
+        if plan is not None and plan.steps != schedule.steps:
             raise PlanError(
-                f"the plan is for {choice.steps} steps, the schedule has {schedule.steps}; make the plan for "
+                f"the plan is for {plan.steps} steps, the schedule has {schedule.steps}; make the plan for "
                 f"{schedule.steps} steps, or use a planner, which fits any run: "
-                f"thg.tapered({choice.nfe / choice.cfg_nfe:.2f})"
+                f"thg.tapered({plan.nfe / plan.cfg_nfe:.2f})"
             )
-        if isinstance(choice, Plan) and choice.skips == "unconditional" and interval is not None:
+        if plan is not None and plan.skips == "unconditional" and interval is not None:
             raise PlanError(
                 "a plan defines where guidance starts and ends; write Plan(..., start=, cutoff=) without "
                 "guidance_interval, or use a planner"
             )
-        maker = guide_maker(choice)
         scale = Scale.of(guidance_scale, x)
         whole = run_of(schedule, solver, scale.largest)
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)

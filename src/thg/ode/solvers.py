@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from thg.errors import ScheduleError
 from thg.ode.outputs import Node, Prediction, content, express
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_ORDER = 4  # of the linear multistep methods: what the two-point quadrature below integrates exactly
 _GAUSS = (0.5 - math.sqrt(3) / 6, 0.5 + math.sqrt(3) / 6)
@@ -48,7 +49,7 @@ class Solver(Protocol):
 # -- state and history of one equation
 
 
-Value = TypeVar("Value", Tensor, float)
+Value = TypeVar("Value", "Tensor", float)
 """What a solver operates on: latents, or numbers that represent them in a linear combination."""
 
 
@@ -92,7 +93,7 @@ def _combined(a: float, x: Value, b: Sequence[float], outputs: Sequence[Value]) 
     """a x + sum_k b_k m_k, in one new tensor."""
     total = a * x
     for weight, output in zip(b, outputs, strict=True):
-        if isinstance(total, Tensor):
+        if not isinstance(total, float):
             total.add_(output, alpha=weight)
         else:
             total += weight * output

@@ -1,7 +1,19 @@
 """thg on diffusers pipelines."""
 
 from thg.adapter.layouts import Batched, Sequential
-from thg.pipelines.api import disable, enable, enabled, is_enabled, summary
+from thg.pipelines.api import Support, disable, enable, enabled, is_enabled, preview, summary, supported
 from thg.plans.report import Summary
 
-__all__ = ["Batched", "Sequential", "Summary", "disable", "enable", "enabled", "is_enabled", "summary"]
+__all__ = [
+    "Batched",
+    "Sequential",
+    "Summary",
+    "Support",
+    "disable",
+    "enable",
+    "enabled",
+    "is_enabled",
+    "preview",
+    "summary",
+    "supported",
+]

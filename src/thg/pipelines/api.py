@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of
+from thg.adapter.describe import known_run
+from thg.adapter.identity import fingerprint
+from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
 from thg.adapter.patch import takeover_of
 from thg.adapter.takeover import Takeover
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.pipelines.enabled import EnabledPipeline
-from thg.plans.fidelity import within
-from thg.plans.planners import Choice, Planned, guide_maker, tapered
+from thg.pipelines.owner import EnabledPipeline
+from thg.plans.guide import GuideMaker
+from thg.plans.plan import Plan
+from thg.plans.planners import Choice, Planned, guide_maker
 from thg.plans.report import Summary, combined
 
 
@@ -29,22 +34,31 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
 
     Enabling again replaces the plan.
     """
-    maker = guide_maker(_abbreviated(plan))
-    own = layout if layout is not None else layout_of(pipe)
-    _check(pipe, own)
+    maker, own = _enabling(pipe, plan, layout)
     if isinstance(own, Delegates):
         for part in _parts(pipe, own):
             enable(part, plan)
         return pipe
-    network_leaps = isinstance(maker, Planned) and maker.skips == "network"
-    if not network_leaps and isinstance(own, Refused):
-        raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
     disable(pipe)
-    if network_leaps:
+    if isinstance(maker, Planned) and maker.skips == "network":
         EnabledPipeline(pipe, maker)
     else:
         Takeover(pipe, own, maker)
     return pipe
+
+
+def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMaker, Any]:
+    """What follows the plan, and the pipeline's layout. Raises an error for what cannot be enabled."""
+    maker = guide_maker(plan)
+    own = layout if layout is not None else layout_of(pipe)
+    _check(pipe, own)
+    if isinstance(maker, Planned) and maker.skips == "network":
+        return maker, own
+    if isinstance(own, Refused):
+        raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
+    if own is None:
+        raise unknown_layout(type(pipe).__name__)
+    return maker, own
 
 
 def disable(pipe: Any) -> None:
@@ -74,6 +88,42 @@ def is_enabled(pipe: Any) -> bool:
     return any(takeover_of(part) is not None for part in _all_parts(pipe))
 
 
+@dataclass(frozen=True)
+class Support:
+    """Whether a pipeline can be enabled; true or false in conditions. reason: why not."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def supported(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Support:
+    """Can `enable` take this pipeline, with this plan? Changes nothing."""
+    try:
+        _enabling(pipe, plan, layout)
+    except THGError as error:
+        return Support(False, str(error))
+    return Support(True)
+
+
+def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float | None = None) -> Plan:
+    """The plan that a run would follow, before it runs: `print(thg.preview(pipe, steps=30))`.
+
+    plan: as for `enable`; by default the one that is enabled, or thg's default. steps, guidance_scale: of the run.
+    """
+    owner = takeover_of(pipe)
+    maker = guide_maker(plan) if plan is not None or owner is None else owner.maker
+    run = known_run(copy.deepcopy(pipe.scheduler), steps)
+    branches = 1 if guidance_scale is not None and guidance_scale <= 1 else 2
+    run = replace(run, guidance_scale=guidance_scale, network=fingerprint(pipe), branches=branches)
+    found = maker.planner.plan(run) if isinstance(maker, Planned) else maker.guide(run).plan
+    if found is None:
+        raise THGError(f"{maker!r} follows no plan: it decides at each step")
+    return found
+
+
 def summary(pipe: Any) -> Summary:
     """The cost of the last run of an enabled pipeline."""
     takeover = takeover_of(pipe)
@@ -83,16 +133,6 @@ def summary(pipe: Any) -> Summary:
     if not parts:
         raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
     return combined(type(pipe).__name__, parts)
-
-
-def _abbreviated(plan: Any) -> Choice:
-    """The planner of a number: 0.5 is a share of the evaluations, "1%" a tolerance."""
-    if isinstance(plan, float):
-        return tapered(plan)
-    if isinstance(plan, str) and plan.endswith("%"):
-        with suppress(ValueError):
-            return within(float(plan[:-1]) / 100)
-    return cast(Choice, plan)
 
 
 # -- the parts of a pipeline

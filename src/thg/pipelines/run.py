@@ -8,6 +8,7 @@ formulas or layouts.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -22,16 +23,18 @@ from thg.adapter.call import Call
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
 from thg.adapter.outputs import at_least_float32, rows_of
-from thg.adapter.run import current
+from thg.adapter.patch import current
 from thg.pipelines.watch import SeenCall, watched
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
 from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run
+from thg.plans.tuned import Tuned
 
+LOG = logging.getLogger("thg")
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
-NOT_COUNTED = "controlnet"  # runs beside the denoiser
+BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
 LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 
 
@@ -121,6 +124,7 @@ class LeapingRun:
             raise
         finally:
             current.reset(token)
+            self._log()
             if length is not None:
                 vars(self._pipe).setdefault(LENGTH, length)
             self._pipe = None
@@ -145,7 +149,7 @@ class LeapingRun:
         made = SeenCall.of(call, call, seen)
         self._ended = time.perf_counter()
         self._calls[index : index + 1] = [made]
-        if NOT_COUNTED not in call.name:
+        if not any(name in call.name for name in BESIDE):
             self._rows += rows_of(made.output)
         return made.output
 
@@ -225,12 +229,22 @@ class LeapingRun:
         """Counts the evaluations of a step."""
         if self._evaluating:
             branches = self._rows // samples if self._rows % samples == 0 else len(self._calls)
-            self._plain_evaluations.append(branches)
+            self._evaluations.append(branches)
+            self._plain_evaluations.append(max(branches, self._index) if self._broken else branches)
         else:
+            self._evaluations.append(0)
             self._plain_evaluations.append(self._plain_evaluations[-1])
-        self._evaluations.append(branches if self._evaluating else 0)
 
     # -- afterwards
+
+    def _log(self) -> None:
+        """One line per run; nothing here waits for the device."""
+        reason = next(iter(self._reasons()), "")
+        spent, plain = sum(self._evaluations), sum(self._plain_evaluations)
+        if reason and not self._failed:
+            LOG.warning("%s: %s", self.name, reason)
+        else:
+            LOG.info("%s: %d network evaluations instead of %d", self.name, spent, plain)
 
     def summary(self) -> Summary:
         finite = all(loop.finite is None or bool(loop.finite) for loop in self._loops)
@@ -256,9 +270,8 @@ class LeapingRun:
             return None
         return tuple(torch.stack(errors).square().sum(0).sqrt().tolist())
 
-    def _notes(self, finite: bool) -> Iterator[str]:
-        if not finite:
-            yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
+    def _reasons(self) -> Iterator[str]:
+        """Why nothing was saved."""
         if self._plain_because:
             yield f"everything was evaluated: {self._plain_because}"
         elif self._evaluations and not self._loops:
@@ -266,8 +279,18 @@ class LeapingRun:
         for loop in self._loops[-1:]:
             if loop.run.adds_noise:
                 yield f"everything was evaluated: {loop.run.no_response}, and noise cannot be predicted"
-            elif loop.run.response is None:
+            elif loop.leaps.plan.evaluations == loop.run.steps:
+                yield f"everything was evaluated: {loop.run.steps} steps are too few to leave one out at this tolerance"
+
+    def _notes(self, finite: bool) -> Iterator[str]:
+        if not finite:
+            yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
+        yield from self._reasons()
+        for loop in self._loops[-1:]:
+            if loop.run.response is None and not loop.run.adds_noise:
                 yield f"predictions were not corrected: {loop.run.no_response}"
+        if isinstance(self._planned.planner, Tuned):
+            yield str(self._planned.planner)
         if self.calls_outside:
             yield (
                 f"{self.calls_outside} network calls came from another thread or task than the run and were evaluated; "

@@ -51,10 +51,11 @@ class SeenCall:
         """Makes a call. before: the same call of the evaluated step before."""
         found = list(_tensors((call.args, call.kwargs)))
         shapes = tuple(tuple(tensor.shape) for tensor in found)
-        comparable = before is not None and before.module is call.module and before.shapes == shapes
-        steady = [old() is new for old, new in zip(before.tensors, found, strict=True)] if comparable else []
+        steady = [False] * len(found)
+        if before is not None and before.module is call.module and before.shapes == shapes:
+            steady = [old() is new for old, new in zip(before.tensors, found, strict=True)]
         references = tuple(weakref.ref(tensor) for tensor in found)
-        return cls(call.module, run(), shapes, references, tuple(steady or [False] * len(found)))
+        return cls(call.module, run(), shapes, references, tuple(steady))
 
     def repeats(self, call: Call) -> bool:
         """Is this the same call at another time: the same network, shapes and conditions?"""

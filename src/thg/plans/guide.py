@@ -7,14 +7,15 @@ The patch of a pipeline calls a `Guide`, which is created for each run and disca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.run import Run, Term
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Guide(Protocol):
@@ -34,7 +35,7 @@ class Guide(Protocol):
         """The term to use if it was not evaluated. None: no guidance at this step."""
 
 
-Evaluate = Callable[[Any, Any], tuple[Term, Term]]
+Evaluate: TypeAlias = "Callable[[Any, Any], tuple[Term, Term]]"
 
 
 @runtime_checkable

@@ -15,14 +15,17 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from thg.plans import hare
 from thg.plans.estimate import Estimate
 from thg.plans.plan import Plan
 from thg.plans.run import Run, Term
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

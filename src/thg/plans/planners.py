@@ -8,8 +8,9 @@ kind: the conditional branch runs at each step. `tapered` takes a budget for lea
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol, cast
 
@@ -260,7 +261,7 @@ class Planned:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
         share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
-        return Leaps(plan, run, Estimate(share))
+        return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
 
     def guide(self, run: Run) -> Guide:
         """A run in which the guidance term leaps."""
@@ -270,17 +271,32 @@ class Planned:
 
     def _from_step(self, run: Run, first: int) -> Plan:
         """The plan of a run whose guidance begins at a later step."""
-        return self.planner.plan(run.part(first, run.steps)).placed(first, run.steps)
+        rest = run.part(first, run.steps)
+        return _with_budget_left(self.planner, first, rest.steps).plan(rest).placed(first, run.steps)
 
 
-Choice = str | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
+def _with_budget_left(planner: Planner, spent: int, steps: int) -> Planner:
+    """The planner for these steps after some without guidance: a count of evaluations is smaller, and always fits."""
+    count = getattr(planner, "nfe", None)
+    if not isinstance(count, int) or not is_dataclass(planner):
+        return planner
+    left = min(max(count - spent, steps + 1), 2 * steps)
+    return cast(Planner, replace(planner, nfe=left))
+
+
+Choice = str | float | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
 
 
 def guide_maker(choice: Choice) -> Planned | GuideMaker:
-    """A user's choice as a guide maker. None is the default, `within()`."""
+    """A user's choice as a guide maker. None is the default, `within()`; 0.5 is `tapered(0.5)`, "1%" `within(0.01)`."""
     if choice is None:
         return Planned(within())
+    if isinstance(choice, float):
+        return Planned(tapered(choice))
     if isinstance(choice, str):
+        tolerance = re.fullmatch(r"(\d*\.?\d+) ?%", choice)
+        if tolerance:
+            return Planned(within(float(tolerance[1]) / 100))
         choice = preset(choice)
     if isinstance(choice, Preset):
         choice = choice.plan()

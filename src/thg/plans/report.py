@@ -19,7 +19,7 @@ class Summary:
     finished: whether the run reached its last step. note: remarks on the run.
     finite: False if the network's last output contained NaN or infinity.
     layout: how the branches are laid out, for `thg.enable(pipe, layout=...)`; None if unknown.
-    learned: what the first guided step revealed about it, in words; empty if the layout was given.
+    checked: what the first guided step has shown about it, in words; empty if it was not checked.
     sections: how often the pipeline set its time steps; plan is that of the last section.
     caches: block caches inside the network, whose savings are not included in these evaluations.
     estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
@@ -40,7 +40,7 @@ class Summary:
     caches: tuple[str, ...] = ()
     estimated_error: tuple[float, ...] | None = None
     layout: Any = None
-    learned: str = ""
+    checked: str = ""
 
     @property
     def saved(self) -> float:
@@ -63,8 +63,8 @@ class Summary:
             lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
         if self.estimated_error is not None and self.finite:
             lines.append(f"estimated difference from plain CFG: {_shown(self.estimated_error)}")
-        if self.learned:
-            lines.append(f"layout learned: {self.learned}")
+        if self.checked:
+            lines.append(f"layout: {self.checked}")
         if not self.finished:
             lines.append(f"the run stopped after {len(self.evaluations)} of {self.steps} steps")
         if self.caches:

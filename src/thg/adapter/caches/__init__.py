@@ -10,8 +10,7 @@ with leaps; both were chosen by measurement (docs/log.md):
 
 In a run without leaps the cache is not changed; in others it starts empty, and is left empty. One module per cache
 library (`deepcache`, `cache_dit`, `hooks` of diffusers) implements how to make it compute everything and how to set its
-state aside; `known` combines them, `calls` uses them in a run, and `unknown` names other additions to a network, which
-may be caches.
+state aside; `known` combines them, and `calls` uses them in a run.
 """
 
 from thg.adapter.caches.calls import CachedNetwork

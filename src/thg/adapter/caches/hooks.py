@@ -21,24 +21,12 @@ _DECIDERS = {
     "TaylorSeerCacheHook": ("TaylorSeer", None),  # decides by its count of calls alone
 }
 _REFUSED = "FasterCache"  # both of its hooks
-# They cache the text and not the step, so they need no special handling.
-_STEADY = ("TextKVCacheTransformerHook", "TextKVCacheBlockHook")
-
-
-def hooks_of(network: Any) -> list[Any]:
-    """All hooks of diffusers in a network."""
-    registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
-    return [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
-
-
-def is_known(hook: Any) -> bool:
-    name = type(hook).__name__
-    return name in _DECIDERS or name in _STEADY or name.startswith(_REFUSED)
 
 
 def find_hooks(network: Any) -> Iterator[HookCache]:
     """The cache of diffusers in this network."""
-    found = hooks_of(network)
+    registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
+    found = [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
     if any(type(hook).__name__.startswith(_REFUSED) for hook in found):
         raise UnsupportedPipelineError(
             "FasterCache skips unconditional passes itself, as thg does; use one of them: "

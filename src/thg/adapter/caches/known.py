@@ -55,7 +55,7 @@ def caches_for(network: Any, guide: Guide) -> Caches:
 
     None if the guide does not leap: then the caches are not changed.
     """
-    if not leaps(guide):
+    if guide.plan is not None and guide.plan.nfe == 2 * guide.plan.steps:
         return Caches()
     order = 1 if guide.plan is None else guide.plan.hare_order
     caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
@@ -66,8 +66,3 @@ def caches_for(network: Any, guide: Guide) -> Caches:
         )
     caches.empty()
     return caches
-
-
-def leaps(guide: Guide) -> bool:
-    """Whether some of the steps may be skipped."""
-    return guide.plan is None or guide.plan.nfe < 2 * guide.plan.steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,20 @@ import torch
 
 from thg.adapter import patch
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
+from thg.pipelines.remembered import remembered
 from thg.pipelines.run import LeapingRun
 from thg.pipelines.watch import networks_of
-from thg.plans.planners import Planned
+from thg.plans.planners import Planned, guide_maker
 from thg.plans.report import Summary
+
+DEFAULT = guide_maker(None)  # for which a result of `thg.tune` is used, if there is one
 
 
 class EnabledPipeline:
     """What was patched, so that it can be restored, and the current run. Keeps neither pipeline nor networks alive."""
 
     def __init__(self, pipe: Any, planned: Planned) -> None:
-        self.name, self.planned = type(pipe).__name__, planned
+        self.name, self.maker = type(pipe).__name__, planned
         self.run: LeapingRun | None = None  # the open one
         self._last: LeapingRun | None = None
         self._lock = threading.Lock()
@@ -55,7 +58,7 @@ class EnabledPipeline:
         self._networks = weakref.WeakSet(networks)
 
     @contextmanager
-    def opened_run(self, pipe: Any) -> Iterator[None]:
+    def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         """A context for a call of the pipeline. Refused before any state changes if another thread is in one."""
         with self._lock:
             before = self.run
@@ -66,7 +69,8 @@ class EnabledPipeline:
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
             self._route(networks_of(pipe))
-            self.run = self._last = run = LeapingRun(self, pipe, self.planned)
+            tuned = remembered(pipe) if self.maker == DEFAULT else None
+            self.run = self._last = run = LeapingRun(self, pipe, self.maker if tuned is None else Planned(tuned))
         try:
             with run.opened():
                 yield

@@ -1,0 +1,249 @@
+"""Checks a layout at a guided step, and measures the guidance scale.
+
+Between two calls of `scheduler.step` a pipeline calls its network for all branches; then it passes P, computed from
+their outputs, to the scheduler. If the layout is right, the branches combine to P (`fit`), and the conditional one has
+the largest share, which is w. How a branch corresponds to P is not known (the same shape, a part of it, tokens in
+another order), so all ways are tried; they are computed on the device and read together, with one wait of the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thg.adapter import fit
+from thg.adapter.fit import Fit
+from thg.errors import UnsupportedPipelineError
+
+SURE = 0.02  # least difference of a share from 0 and 1
+UNEQUAL = 0.1  # allowed spread of the shares over the vectors of one sample, relative to the largest share
+
+View = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The outputs of one step.
+
+    branches: one for each branch of the layout; cond is the place of the conditional one. further: of calls that are no
+    branches (a perturbed pass). whole: the output with all branches, if they were in one call.
+    """
+
+    branches: tuple[Tensor, ...]
+    cond: int
+    further: tuple[Tensor, ...] = ()
+    whole: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A guided step. w: None if it cannot be measured. rescaled: the formula rescales the combination.
+
+    with_sample: P also contains the sample. reading: the index of the correspondence that fits.
+    """
+
+    w: float | None = None
+    rescaled: bool = False
+    with_sample: bool = False
+    reading: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """One correspondence. measure: computes the numbers of its `Fit`.
+
+    count: of branches. by_vector: tokens, pixels or frames have their own coefficients.
+    """
+
+    measure: Callable[[], Tensor]
+    count: int
+    by_vector: bool = False
+    with_sample: bool = False
+
+
+def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
+    """What the step shows; None if it is not guided. Raises an error if the layout does not explain it."""
+    readings = list(_readings(step, passed, sample))
+    if not readings:
+        raise UnsupportedPipelineError(
+            f"its outputs do not have the shape of the scheduler's input ({_seen(step, passed)})"
+        )
+    measured = [reading.measure() for reading in readings]
+    width = max(map(len, measured))
+    padded = torch.stack([torch.nn.functional.pad(numbers, (0, width - len(numbers))) for numbers in measured])
+    conclusions: list[Guided | str | None] = []
+    closest = torch.inf
+    for number, (reading, numbers) in enumerate(zip(readings, padded.tolist(), strict=True)):
+        found = Fit.read(numbers, reading.count)
+        closest = min(closest, found.error)
+        unequal = reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares))
+        if found.error < 1 and not unequal:
+            conclusions.append(_conclude(reading, found, step.cond, number))
+    for conclusion in conclusions:
+        if isinstance(conclusion, Guided) and conclusion.w is not None:
+            return conclusion
+    for conclusion in conclusions:
+        if isinstance(conclusion, str):
+            raise UnsupportedPipelineError(conclusion)
+        return conclusion
+    if closest < 1:
+        raise UnsupportedPipelineError("its pixels, tokens or frames are combined in different ways")
+    raise UnsupportedPipelineError(
+        f"no combination of its network outputs gives what it passes to scheduler.step ({_seen(step, passed)}; the "
+        f"closest leaves {closest * fit.ROUNDING:.1e} of it)"
+    )
+
+
+def scale_of(step: Step, passed: Tensor, sample: Tensor | None, guided: Guided) -> Tensor | None:
+    """The residual, the standard error and w of a later step, on the device; None if its shapes have changed."""
+    reading = next(itertools.islice(_readings(step, passed, sample), guided.reading, None), None)
+    if reading is None or reading.count <= step.cond:
+        return None
+    numbers = reading.measure()
+    return torch.stack([numbers[0], numbers[3], numbers[4 + step.cond]])
+
+
+def _conclude(reading: _Reading, numbers: Fit, cond: int, number: int) -> Guided | str | None:
+    """What a fit means: a guided step, one without guidance, or why thg cannot follow it."""
+    shares, plain = numbers.shares, abs(abs(numbers.scale) - 1) < SURE
+    if reading.count == 1 or not any(shares):
+        return None
+    guided = Guided(None, not plain or reading.by_vector, reading.with_sample, number)
+    if not numbers.doubt < SURE:
+        return guided  # the branches are equal: nothing to check
+    w = shares[cond]
+    if max(shares) > w + SURE:
+        largest = max(range(len(shares)), key=lambda k: shares[k])
+        if shares[largest] < 1 + SURE:
+            return None  # one branch alone reaches the scheduler
+        return (
+            f"branch {largest + 1} of {len(shares)} is its conditional one (w = {shares[largest]:.3g}), and its layout "
+            f"says {cond + 1}; name the order of its branches: thg.enable(pipe, plan, layout=...)"
+        )
+    if abs(w - 1) < SURE and all(share > -SURE for share in shares):
+        return None
+    if w < 1:
+        return "its branches are averaged (guidance scale below 1?)"
+    if sum(share > SURE for share in shares) > 1:
+        return (
+            "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
+            "each other, their guidance changes too fast"
+        )
+    if numbers.spread > abs(w - 1) / 2:
+        return "its samples are combined in different ways"
+    return Guided(w, guided.rescaled, guided.with_sample, number)
+
+
+# -- how the branches may correspond to P, the simplest first
+
+
+def _readings(step: Step, passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
+    if not passed.is_floating_point():
+        return
+    whole = step.whole
+    if whole is not None and whole.shape == passed.shape and len(whole) > 1:  # samples without guidance
+        yield _Reading(functools.partial(fit.passed_on, whole, passed), 1)
+    sets = [step.branches, *([(*step.branches, *step.further)] if step.further else [])]
+    for outputs in sets:
+        if len({output.shape for output in outputs}) == 1 and outputs[0].is_floating_point():
+            yield from _fits(outputs, passed, sample)
+
+
+def _fits(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
+    n = len(outputs)
+    for view, target in _views(outputs[0], passed, n):
+        yield _Reading(functools.partial(_combine, outputs, view, target, _rows), n)
+        if sample is not None and sample.shape == target.shape:
+            for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
+                measure = functools.partial(_combine, outputs, view, target, rows, sample)
+                yield _Reading(measure, n, with_sample=True, by_vector=rows is _frames)
+        for dim in range(1, target.ndim):
+            if target.shape[dim] > n:
+                vectors = functools.partial(_vectors, dim=dim)
+                yield _Reading(functools.partial(_combine, outputs, view, target, vectors), n, by_vector=True)
+    if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
+        yield _Reading(functools.partial(fit.combine_reordered, outputs, passed), n)
+
+
+def _combine(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
+    return fit.combine(
+        [rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample)
+    )
+
+
+def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tensor]]:
+    """The possible correspondences of a branch with P: a view of each branch, and the part of P."""
+    if branch.ndim == passed.ndim and passed.shape[0] == n * branch.shape[0]:
+        passed = passed[: branch.shape[0]]  # the step is made for all branches (DiT)
+    if branch.shape == passed.shape:
+        yield _whole, passed
+        if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
+            yield _part(passed, 1, branch.shape[1] // 2, first=True)
+        return
+    if branch.ndim == passed.ndim:
+        unequal = [dim for dim in range(branch.ndim) if branch.shape[dim] != passed.shape[dim]]
+        if len(unequal) == 1 and unequal[0] > 0:
+            size = min(branch.shape[unequal[0]], passed.shape[unequal[0]])
+            yield _part(passed, unequal[0], size, first=True)
+            yield _part(passed, unequal[0], size, first=False)
+    if branch.numel() == passed.numel():
+        yield lambda branch: branch.reshape(passed.shape), passed
+        if branch.ndim == passed.ndim:
+            for order in itertools.permutations(range(branch.ndim)):
+                if tuple(branch.shape[dim] for dim in order) == passed.shape:
+                    yield functools.partial(torch.permute, dims=order), passed
+    elif branch.ndim == 3 and passed.ndim == 5 and branch.shape[::2] == passed.shape[:2]:
+        yield from _tokens_as_frames(branch, passed)
+
+
+def _tokens_as_frames(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
+    """Tokens (sample, token, channel) of a video if the scheduler gets the later or the earlier frames."""
+    per_frame, frames = passed[0, 0, 0].numel(), passed.shape[2]
+    if branch.shape[1] % per_frame == 0 and branch.shape[1] // per_frame > frames:
+
+        def later(value: Tensor) -> Tensor:
+            return value[:, -frames * per_frame :].mT.reshape(passed.shape)
+
+        def earlier(value: Tensor) -> Tensor:
+            return value[:, : frames * per_frame].mT.reshape(passed.shape)
+
+        yield later, passed
+        yield earlier, passed
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value
+
+
+def _part(passed: Tensor, dim: int, size: int, first: bool) -> tuple[View, Tensor]:
+    """The first or the last `size` entries along a dimension, of each branch and of P."""
+
+    def part(value: Tensor) -> Tensor:
+        return value.narrow(dim, 0 if first else value.shape[dim] - size, size)
+
+    return part, part(passed)
+
+
+def _rows(value: Tensor) -> Tensor:
+    """One row per sample."""
+    return value.reshape(value.shape[0], -1)
+
+
+def _frames(value: Tensor) -> Tensor:
+    """One row per frame of a video (sample, channel, frame, height, width)."""
+    return value.movedim(2, 1).flatten(0, 1).flatten(1)
+
+
+def _vectors(value: Tensor, dim: int) -> Tensor:
+    """One row per vector along a dimension: a formula may rescale each token or pixel separately."""
+    return value.movedim(dim, -1).reshape(-1, value.shape[dim])
+
+
+def _seen(step: Step, passed: Tensor) -> str:
+    shapes = ["x".join(map(str, tensor.shape)) for tensor in (*step.branches, *step.further, passed)]
+    return f"branches: {', '.join(shapes[:-1])}; to the scheduler: {shapes[-1]}"

@@ -1,0 +1,23 @@
+"""Packages whose public names are imported on first use, so that importing the package itself takes no time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package. homes: each module with the public names that it has; "" for modules."""
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not home[name]:
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(importlib.import_module(package), name, value)
+        return value
+
+    return __getattr__

@@ -1,0 +1,161 @@
+"""What artists have: single files, LoRA, a picture to start from, half-precision variants."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import thg
+from tests.cli.original_layout import single_file
+from tests.studio.conftest import command_model
+from tests.studio.tiny import tiny_stable_diffusion
+from thg.cli import main
+from thg.models import shipped_path
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
+FEW = ["--steps", "4", "--force"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The shipped model as one file in the original layout."""
+    path = tmp_path_factory.mktemp("single") / "my.safetensors"
+    save_file(single_file(thg.shipped_pipeline("eps")), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Its configuration, without weights."""
+    folder = tmp_path_factory.mktemp("config") / "eps"
+    shutil.copytree(shipped_path("eps"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def style(tmp_path_factory):
+    """A LoRA of the shipped model, with random weights."""
+    folder = tmp_path_factory.mktemp("lora")
+    pipe = thg.shipped_pipeline("eps")
+    torch.manual_seed(0)
+    pipe.unet.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights="gaussian"))
+    for name, parameter in pipe.unet.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    layers = get_peft_model_state_dict(pipe.unet)
+    StableDiffusionPipeline.save_lora_weights(folder, layers, weight_name="style.safetensors")
+    return folder / "style.safetensors"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(*words, name="out.png") -> np.ndarray:
+    """The picture of a command, as numbers."""
+    assert main(["generate", "a dark coat", *FEW, "-o", name, *map(str, words)]) == 0
+    with Image.open(name) as picture:
+        return np.asarray(picture, dtype=int)
+
+
+def refused(capsys, *words) -> str:
+    assert main(["generate", "a dark coat", *FEW, *map(str, words)]) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_single_file_gives_the_same_pictures(here, checkpoint, config):
+    plain = made("--guidance-scale", "5")
+    assert (made("--model", checkpoint, "--config", config, "--guidance-scale", "5") == plain).all()
+
+
+def test_a_single_file_says_what_it_needs(here, checkpoint, config, style, capsys):
+    said = refused(capsys, "--model", checkpoint)
+    assert "needs the configuration" in said
+    assert "stable-diffusion-v1-5/stable-diffusion-v1-5" in said
+    assert "--config FOLDER" in said
+    assert "cannot be loaded as StableDiffusion3Pipeline" in refused(
+        capsys, "--model", checkpoint, "--config", shipped_path("flow")
+    )
+    assert f"--model MODEL --lora {style}" in refused(capsys, "--model", style)
+    assert "there is no file none.safetensors" in refused(capsys, "--model", "none.safetensors")
+    assert "may hold a pickle" in refused(capsys, "--model", "old.ckpt")
+    (here / "half.safetensors").write_bytes(checkpoint.read_bytes()[:1000])
+    assert "half.safetensors is not a complete safetensors file" in refused(capsys, "--model", "half.safetensors")
+    assert "--config is the configuration of a single file" in refused(capsys, "--config", config)
+    assert "--variant names weight files of a folder" in refused(capsys, "--variant", "fp16")
+
+
+def test_pickles_beside_a_configuration_are_refused(here, checkpoint, config, capsys):
+    shutil.copytree(config, "pickled")
+    (here / "pickled" / "text_encoder" / "pytorch_model.bin").write_bytes(b"anything")
+    assert "pytorch_model.bin is a pickle" in refused(capsys, "--model", checkpoint, "--config", "pickled")
+
+
+def test_a_lora_and_its_scale(here, style):
+    plain = made()
+    pipe = thg.shipped_pipeline("eps")
+    pipe.load_lora_weights(str(style.parent), weight_name=style.name, adapter_name="style")
+    pipe.set_adapters("style", 0.5)
+    thg.enable(pipe)
+    expected = pipe(
+        "a dark coat", num_inference_steps=4, guidance_scale=5.0, generator=torch.Generator().manual_seed(0)
+    ).images[0]
+    half = made("--lora", f"{style}:0.5")
+    assert abs(half - np.asarray(expected, dtype=int)).max() <= 1
+    assert abs(half - plain).max() > 20
+    assert abs(made("--lora", style) - half).max() > 20
+    assert (made("--lora", f"{style}:0") == plain).all()
+    with Image.open("out.png") as picture:
+        assert json.loads(picture.text["thg"])["lora"] == [["style.safetensors", 0.0]]
+
+
+def test_a_lora_of_another_model_is_refused(here, style, capsys):
+    assert "has no weights for StableDiffusion3Pipeline" in refused(capsys, "--model", "flow", "--lora", style)
+    other = {name.replace("unet.", "nothing."): value for name, value in load_file(style).items()}
+    save_file(other, "other.safetensors")
+    assert "made for another kind of model" in refused(capsys, "--lora", "other.safetensors")
+    assert "there is no file none.safetensors" in refused(capsys, "--lora", "none.safetensors:0.3")
+
+
+def test_from_a_picture(here, capsys):
+    start = made("--steps", "20", name="start.png")
+    near = made("--image", "start.png", "--strength", "0.2", "--steps", "20")
+    far = made("--image", "start.png", "--strength", "1", "--steps", "20", "--seed", "5")
+    assert np.abs(near - start).mean() < np.abs(far - start).mean()
+    with Image.open("out.png") as picture:
+        how = json.loads(picture.text["thg"])
+    assert (how["image"], how["strength"]) == ("start.png", 1.0)
+    assert made("--image", "start.png", "--model", "flow", "--width", "16").shape[:2] == (32, 16)
+    (here / "text.png").write_text("no picture")
+    assert "--image text.png is not a picture" in refused(capsys, "--image", "text.png")
+    assert "No such file" in refused(capsys, "--image", "none.png")
+
+
+def test_half_precision_files_of_a_folder(here, tmp_path):
+    tiny_stable_diffusion().save_pretrained("both")
+    tiny_stable_diffusion().to(torch.float16).save_pretrained("both", variant="fp16")
+    for path in (tmp_path / "both").glob("*/*model.safetensors"):
+        path.unlink()  # only the variant's files are left
+    made("--model", "both", "--variant", "fp16")
+
+
+def test_the_studios_script_loads_the_same(checkpoint, config, style):
+    model = command_model("--model", str(checkpoint), "--config", str(config), "--lora", f"{style}:0.5")
+    scope: dict = {"torch": torch}
+    exec("\n".join(model.source), scope)
+    assert type(scope["pipe"]) is type(model.pipe)
+    mine, theirs = model.pipe.unet.state_dict(), scope["pipe"].unet.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert scope["pipe"].get_active_adapters() == ["lora_0"]

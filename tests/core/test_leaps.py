@@ -1,0 +1,166 @@
+"""Leaps of the whole network: exact where they can be, of the order that theory gives, and equal to leaps of every
+branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import thg
+from thg.ode import ddim, dpm_multistep
+from thg.ode.guidance import run_of
+from thg.ode.integrate import Sampled
+from thg.ode.mixture import GaussianMixture
+from thg.plans.leaps import Leaps
+from thg.plans.response import Response
+from thg.plans.run import Run
+
+STEPS = 12
+
+
+def network_plan(steps: int, every: int, **options: float) -> thg.Plan:
+    """Evaluates the first two steps, each `every`-th and the last."""
+    coarse = sorted({0, 1, *range(1, steps, every), steps - 1})
+    return thg.Plan(steps, coarse, skips="network", **options)
+
+
+def polynomial(degree: int, step: int) -> tuple[Tensor]:
+    return (sum(torch.tensor([2.0 - k, 0.5 + k], dtype=torch.float64) * (0.3 * step) ** k for k in range(degree + 1)),)
+
+
+def states(leaps: Leaps, weights: np.ndarray, degree: int) -> list[Tensor]:
+    """The states of a one-step solver whose network's outputs are polynomials of the step."""
+    x, found = torch.zeros(2, dtype=torch.float64), []
+    for step, weight in enumerate(weights):
+        output = polynomial(degree, step)
+        used = leaps.observe(step, output) if leaps.evaluates(step) else leaps.predict(step)
+        x = x + weight * used[0]
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize(("degree", "corrector"), [(1, 0.0), (1, 1.0), (2, 1.0)])
+def test_polynomials_are_exact(degree, corrector):
+    """A line is predicted exactly; what a parabola misses is corrected in full, at the next evaluation."""
+    weights = np.linspace(1.0, 0.3, STEPS)
+    run = replace(Run.of(STEPS), response=Response.one_step(weights.tolist()))
+    plan = network_plan(STEPS, 3, corrector=corrector)
+    plain = states(Leaps(replace(plan, coarse=tuple(range(STEPS))), run), weights, degree)
+    found = states(Leaps(plan, run), weights, degree)
+    for step in plan.coarse if degree == 2 else range(STEPS):
+        torch.testing.assert_close(found[step], plain[step], rtol=1e-12, atol=1e-12)
+    if degree == 2:
+        assert max(float((a - b).abs().max()) for a, b in zip(found, plain, strict=True)) > 1e-3
+
+
+def test_two_evaluations_come_first_and_after_a_break():
+    leaps = Leaps(thg.Plan(8, (0, 7), skips="network"), Run.of(8))
+    assert leaps.evaluates(0)
+    leaps.observe(0, polynomial(1, 0))
+    assert leaps.evaluates(1), "a line needs two"
+    leaps.observe(1, polynomial(1, 1))
+    assert not leaps.evaluates(2)
+    torch.testing.assert_close(leaps.predict(2), polynomial(1, 2))
+    leaps.forget()
+    assert leaps.evaluates(3)
+    leaps.observe(3, (10 * polynomial(1, 3)[0],))
+    assert leaps.evaluates(4)
+    leaps.observe(4, (10 * polynomial(1, 4)[0],))
+    torch.testing.assert_close(leaps.predict(5), (10 * polynomial(1, 5)[0],))
+
+
+def test_what_needs_no_correction_is_passed_on_as_it_is():
+    leaps = Leaps(thg.Plan(3, (0, 1, 2), corrector=1.0, skips="network"), Run.of(3))
+    for step in range(3):
+        output = (torch.randn(2),)
+        assert leaps.observe(step, output) is output
+
+
+# -- on an exact model
+
+
+def mixture() -> GaussianMixture:
+    rng = np.random.default_rng(0)
+    ones = torch.ones(8, dtype=torch.float64)
+    return GaussianMixture(torch.from_numpy(rng.normal(size=(8, 16))), 0.7 * ones, ones, torch.arange(8) % 2)
+
+
+def final(plan, steps: int, solver=None, scale: float = 3.0, **options) -> Sampled:
+    x = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    schedule = thg.Schedule.flow(steps, time=(1, 0))
+    return thg.sample(mixture().denoiser(schedule, 0), x, plan, schedule, solver, guidance_scale=scale, **options)
+
+
+def fitted_order(corrector: float, solver=None) -> float:
+    """The power of the leaps' length with which the final state departs from the plain run's."""
+    steps, lengths = 384, np.array([4, 8, 16])
+    plain = final(thg.tapered(1.0), steps, solver).x
+    errors = [
+        float((final(network_plan(steps, m, corrector=corrector), steps, solver).x - plain).norm()) for m in lengths
+    ]
+    return float(np.polyfit(np.log(lengths), np.log(errors), 1)[0])
+
+
+@pytest.mark.parametrize("solver", [ddim(), dpm_multistep()], ids=["first order", "second order"])
+def test_the_corrector_adds_an_order(solver):
+    assert fitted_order(0.0, solver) == pytest.approx(2, abs=0.25)
+    assert fitted_order(1.0, solver) == pytest.approx(3, abs=0.35)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_all_evaluations_are_the_plain_run_bit_for_bit(scale):
+    plain = final(thg.uniform(every=1), 20, scale=scale)
+    found = final(thg.tapered(1.0), 20, scale=scale)
+    if scale != 1:
+        assert torch.equal(found.x, plain.x)
+    assert found.nfe == found.summary.cfg_nfe == (20 if scale == 1 else 40)
+
+
+def test_a_run_without_guidance_leaps_as_well():
+    plain, found = final(thg.tapered(1.0), 28, scale=1.0), final(thg.tapered(0.5), 28, scale=1.0)
+    assert (plain.nfe, found.nfe, found.summary.cfg_nfe) == (28, 14, 28)
+    assert float((found.x - plain.x).norm() / plain.x.norm()) < 0.02
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_the_default_keeps_its_tolerance_on_a_smooth_model(scale):
+    for steps, share in ((20, 0.75), (28, 0.65), (50, 0.5), (100, 0.25)):
+        plain, found = final(thg.tapered(1.0), steps, scale=scale), final(None, steps, scale=scale)
+        assert found.summary.nfe < share * found.summary.cfg_nfe
+        errors = (found.x - plain.x).norm(dim=1) / plain.x.norm(dim=1)
+        assert float(errors.median()) < 0.01
+
+
+@pytest.mark.parametrize("solver", [ddim(), dpm_multistep()], ids=["first order", "second order"])
+def test_leaps_of_the_guided_output_are_leaps_of_every_branch(solver):
+    """Prediction and correction are linear, so the guidance formula may come before or after them."""
+    steps, w = 20, 4.0
+    schedule, model = thg.Schedule.flow(steps, time=(1, 0)), mixture()
+    network = model.denoiser(schedule, 0)
+    plan = network_plan(steps, 3, corrector=0.8, slope=0.7)
+    run = run_of(schedule, solver, w)
+    branches = {label: Leaps(plan, run) for label in (True, False)}
+
+    def by_branch(x: Tensor, t: Tensor, label: bool) -> Tensor:
+        step = round(len(calls) / 2 - 0.25)
+        calls.append(label)
+        leaps = branches[label]
+        return (leaps.observe(step, (network(x, t, label),)) if leaps.evaluates(step) else leaps.predict(step))[0]
+
+    calls: list[bool] = []
+    x = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    every_branch = thg.sample(by_branch, x, thg.uniform(every=1), schedule, solver, guidance_scale=w).x
+    assert torch.allclose(final(plan, steps, solver, w).x, every_branch, rtol=1e-10)
+
+
+def test_guidance_in_an_interval_is_a_break():
+    interval = (0.3, 0.7)
+    plain = final(thg.tapered(1.0), 40, guidance_interval=interval)
+    found = final(thg.tapered(0.5), 40, guidance_interval=interval)
+    assert found.nfe < 0.65 * plain.nfe
+    assert plain.summary.cfg_nfe == plain.nfe
+    assert float((found.x - plain.x).norm() / plain.x.norm()) < 0.01

@@ -1,0 +1,362 @@
+"""The default on pipelines of every family: at a skipped step no network runs, and the scheduler gets a prediction."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import thg
+from tests.adapter.families import FAMILIES, Case
+from tests.adapter.families.case import Broken, Rows
+from tests.adapter.families.pictures import sd3
+from tests.adapter.families.stable_diffusion import sd15
+
+torch.set_num_threads(1)
+
+STEPS = 8
+HALF = thg.tapered(0.5)
+FEWER = ["SD 1.5", "SD3", "Flux with true CFG", "Wan 2.2", "Z-Image"]  # one call, packed, two calls, two experts, lists
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture(params=FAMILIES)
+def case(request) -> Case:
+    return FAMILIES[request.param]()
+
+
+def steps_of(case: Case) -> int:
+    return 3 * STEPS if "strength" in case.inputs((0,)) else STEPS
+
+
+def test_every_family(case):
+    """All evaluations give the plain run, half of them about the same; each run is like the first."""
+    steps = steps_of(case)
+    with Rows(case) as plain_rows:
+        plain = case.run(steps=steps)
+    thg.enable(case.pipe, thg.tapered(1.0))
+    assert torch.equal(case.run(steps=steps), plain)
+    thg.enable(case.pipe, HALF)
+    with Rows(case) as rows:
+        first = case.run(steps=steps)
+    summary = thg.summary(case.pipe)
+    assert summary.finished
+    assert summary.finite
+    assert summary.nfe == sum(summary.evaluations)
+    assert summary.nfe * plain_rows.rows == summary.cfg_nfe * rows.rows
+    assert (0 in summary.evaluations) == ("noise cannot be predicted" not in summary.note)
+    assert torch.equal(case.run(steps=steps), first)
+    assert relative(first, plain) < relative(torch.zeros_like(plain), plain)
+    thg.disable(case.pipe)
+    assert torch.equal(case.run(steps=steps), plain)
+
+
+def test_without_guidance(case):
+    steps = steps_of(case)
+    with Rows(case) as plain_rows:
+        plain = case.run(steps=steps, guided=False)
+    thg.enable(case.pipe, HALF)
+    with Rows(case) as rows:
+        found = case.run(steps=steps, guided=False)
+    summary = thg.summary(case.pipe)
+    assert (summary.nfe, summary.cfg_nfe) == (rows.rows, plain_rows.rows)
+    assert rows.rows < plain_rows.rows or "noise cannot be predicted" in summary.note
+    assert found.shape == plain.shape
+
+
+@pytest.mark.parametrize("family", FEWER)
+def test_two_prompts_are_those_of_two_runs(family):
+    case = FAMILIES[family]()
+    thg.enable(case.pipe, HALF)
+    together = case.run((0, 1), seeds=(0, 1), steps=STEPS)
+    assert len(thg.summary(case.pipe).estimated_error) == 2
+    alone = torch.cat([case.run((k,), seeds=(k,), steps=STEPS) for k in (0, 1)])
+    assert relative(together, alone) < 1e-4
+
+
+@pytest.mark.parametrize("family", FEWER)
+def test_a_run_that_raises_leaves_nothing_behind(family):
+    case = FAMILIES[family]()
+    thg.enable(case.pipe, HALF)
+    expected = case.run(steps=STEPS)
+    with Rows(case, stop_at=4), pytest.raises(Broken):
+        case.run(steps=STEPS)
+    assert not thg.summary(case.pipe).finished
+    assert "step" not in vars(case.pipe.scheduler)
+    assert torch.equal(case.run(steps=STEPS), expected)
+
+
+# -- schedulers
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    name: getattr(diffusers, name).from_config
+    for name in (
+        "DDIMScheduler",
+        "EulerDiscreteScheduler",
+        "DPMSolverMultistepScheduler",
+        "DPMSolverSinglestepScheduler",
+        "UniPCMultistepScheduler",
+        "DEISMultistepScheduler",
+        "HeunDiscreteScheduler",
+        "LMSDiscreteScheduler",
+    )
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_without_noise_are_corrected(name):
+    case = sd15()
+    case.pipe.scheduler = SCHEDULERS[name](case.pipe.scheduler.config)
+    plain = case.run(steps=20)
+    errors = []
+    for corrector in (0.0, 0.85):
+        calls = len(case.pipe.scheduler.timesteps)
+        coarse = thg.tapered(0.6).plan(thg.Run.of(calls)).coarse
+        thg.enable(case.pipe, thg.Plan(calls, coarse, corrector=corrector, slope=0.8, skips="network"))
+        errors.append(relative(case.run(steps=20), plain))
+    assert errors[1] < 1.01 * errors[0] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("EulerAncestralDiscreteScheduler", {}), ("DDIMScheduler", {"eta": 1.0}), ("DDPMScheduler", {})],
+)
+def test_noise_is_not_predicted(name, options):
+    case = sd15()
+    case.pipe.scheduler = getattr(diffusers, name).from_config(case.pipe.scheduler.config)
+    plain = case.run(steps=STEPS, **options)
+    thg.enable(case.pipe, HALF)
+    assert torch.equal(case.run(steps=STEPS, **options), plain)
+    assert "noise cannot be predicted" in thg.summary(case.pipe).note
+
+
+def test_what_clips_is_predicted_and_not_corrected():
+    case = sd15()
+    case.pipe.scheduler = diffusers.DDIMScheduler.from_config(case.pipe.scheduler.config, clip_sample=True)
+    thg.enable(case.pipe, HALF)
+    case.run(steps=STEPS)
+    summary = thg.summary(case.pipe)
+    assert summary.nfe < summary.cfg_nfe
+    assert "not corrected: DDIMScheduler is not linear" in summary.note
+
+
+# -- changes within a run
+
+
+def with_callback(
+    case: Case, change: Callable[[Any, int, dict[str, Any]], dict[str, Any]], inputs: list[str]
+) -> Tensor:
+    return case.run(
+        steps=24,
+        callback_on_step_end=lambda pipe, step, time, values: change(pipe, step, values),
+        callback_on_step_end_tensor_inputs=inputs,
+    )
+
+
+def test_other_prompts_in_the_middle_are_a_break():
+    case = sd15()
+    other = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(5))
+
+    def change(pipe, step, values):
+        return {"prompt_embeds": other[:, : values["prompt_embeds"].shape[1]]} if step == 9 else {}
+
+    plain = with_callback(case, change, ["prompt_embeds"])
+    thg.enable(case.pipe, thg.Plan(24, (*range(9), 23), skips="network"))
+    found = with_callback(case, change, ["prompt_embeds"])
+    assert thg.summary(case.pipe).evaluations == (*[2] * 9, 0, 2, 2, *[0] * 11, 2), "evaluates twice, and leaps again"
+    assert relative(found, plain) < 0.3
+
+
+def test_a_guidance_scale_that_jumps_is_a_break():
+    case = sd15()
+
+    def change(pipe, step, values):
+        pipe._guidance_scale = 2.0 if step >= 9 else pipe._guidance_scale
+        return {}
+
+    with_callback(case, change, ["latents"])
+    thg.enable(case.pipe, thg.Plan(24, (*range(9), 23), skips="network"))
+    with_callback(case, change, ["latents"])
+    assert thg.summary(case.pipe).evaluations == (*[2] * 9, 0, 2, 2, *[0] * 11, 2)
+
+
+def test_guidance_that_is_switched_off_is_a_break():
+    case = sd15()
+
+    def change(pipe, step, values):
+        if step != 9:
+            return {}
+        pipe._guidance_scale = 0.0
+        return {"prompt_embeds": values["prompt_embeds"].chunk(2)[-1]}
+
+    with_callback(case, change, ["prompt_embeds"])
+    thg.enable(case.pipe, thg.Plan(24, (*range(9), 23), skips="network"))
+    with_callback(case, change, ["prompt_embeds"])
+    summary = thg.summary(case.pipe)
+    assert summary.evaluations == (*[2] * 9, 0, 1, 1, *[0] * 11, 1)
+    assert summary.cfg_nfe == 10 * 2 + 14
+
+
+def test_a_copy_of_the_scheduler_has_a_history_of_its_own():
+    """As in pipelines that step pictures and sounds with two schedulers."""
+    case = sd3()
+    scheduler = case.pipe.scheduler
+
+    class TwoStates(type(case.pipe)):
+        def __call__(self, steps: int) -> tuple[Tensor, Tensor]:
+            second = copy.deepcopy(self.scheduler)
+            states = [torch.ones(1, 4, 2, 2), torch.ones(1, 4, 3, 3)]
+            for made in (self.scheduler, second):
+                made.set_timesteps(steps)
+            embeds = {"encoder_hidden_states": torch.ones(1, 3, self.transformer.config.joint_attention_dim)}
+            pooled = torch.ones(1, self.transformer.config.pooled_projection_dim)
+            for t in self.scheduler.timesteps:
+                grid = torch.zeros(1, self.transformer.config.in_channels, 8, 8)
+                grid[..., :2, :2] = states[0].mean() * t / 1000
+                with torch.no_grad():
+                    out = self.transformer(grid, timestep=t[None], pooled_projections=pooled, **embeds).sample
+                outputs = [out[:, :4, :2, :2], out[:, :4, 2:5, 2:5]]
+                states = [
+                    made.step(output, t, state).prev_sample
+                    for made, output, state in zip((self.scheduler, second), outputs, states, strict=True)
+                ]
+            return states[0], states[1]
+
+    pipe = TwoStates(**{**case.pipe.components, "scheduler": scheduler})
+    plain = pipe(16)
+    thg.enable(pipe, thg.tapered(0.6))
+    found = pipe(16)
+    summary = thg.summary(pipe)
+    assert summary.evaluations.count(0) == 6
+    for mine, expected in zip(found, plain, strict=True):
+        assert mine.shape == expected.shape
+        assert 0 < relative(mine, expected) < 0.2
+
+
+def test_several_steps_at_one_time_are_evaluated():
+    case = sd15()
+
+    class Tiles(type(case.pipe)):
+        def __call__(self, steps: int) -> Tensor:
+            self.scheduler.set_timesteps(steps)
+            tiles = [torch.full((1, 4, 8, 8), float(k)) for k in (1, 2)]
+            for t in self.scheduler.timesteps:
+                for k in range(2):
+                    with torch.no_grad():
+                        output = self.unet(tiles[k], t, torch.ones(1, 4, 16)).sample
+                    tiles[k] = self.scheduler.step(output, t, tiles[k]).prev_sample
+            return torch.cat(tiles)
+
+    pipe = Tiles(**case.pipe.components, requires_safety_checker=False)
+    plain = pipe(12)
+    thg.enable(pipe, HALF)
+    assert torch.equal(pipe(12), plain)
+    assert "several steps of its scheduler at one time" in thg.summary(pipe).note
+
+
+# -- the door
+
+
+def test_enabled_gives_back_what_was_before():
+    case = sd15()
+    plain = case.run(steps=STEPS)
+    assert not thg.is_enabled(case.pipe)
+    assert thg.enable(case.pipe, HALF) is case.pipe
+    half = case.run(steps=STEPS)
+    with thg.enabled(case.pipe, thg.tapered(1.0)):
+        assert torch.equal(case.run(steps=STEPS), plain)
+    assert thg.is_enabled(case.pipe)
+    assert torch.equal(case.run(steps=STEPS), half)
+    with pytest.raises(thg.PlanError):
+        thg.enable(case.pipe, "nothing")
+    assert torch.equal(case.run(steps=STEPS), half)
+    thg.disable(case.pipe)
+    assert torch.equal(case.run(steps=STEPS), plain)
+
+
+def test_short_forms():
+    case = sd15()
+    thg.enable(case.pipe, 0.5)
+    half = case.run(steps=STEPS)
+    thg.enable(case.pipe, HALF)
+    assert torch.equal(case.run(steps=STEPS), half)
+    thg.enable(case.pipe, "3%")
+    case.run(steps=20)
+    assert thg.summary(case.pipe).plan == thg.within(0.03).plan(_run_of(case, 20))
+
+
+def _run_of(case: Case, steps: int) -> thg.Run:
+    from thg.adapter.describe import known_run
+
+    return known_run(copy.deepcopy(case.pipe.scheduler), steps)
+
+
+@pytest.mark.parametrize("wrong", [thg.Summary("x", 0, 0, 0, (), 0.0), thg.Profile, thg.within, 7])
+def test_what_is_no_plan_is_refused(wrong):
+    with pytest.raises(thg.PlanError, match=r"expected a plan, .* for example thg.within"):
+        thg.enable(sd15().pipe, wrong)
+
+
+def test_a_layout_that_is_none_is_refused():
+    with pytest.raises(thg.UnsupportedPipelineError, match=r"thg.Batched\(\) or thg.Sequential\(\), not 'batched'"):
+        thg.enable(sd15().pipe, thg.uniform(every=2), layout="batched")
+
+
+def test_memory_of_a_run():
+    """Two evaluated outputs and what is to be corrected, whatever the number of steps."""
+    case = sd15()
+    held: list[int] = []
+
+    def count(pipe, step, time, values):
+        tensors = (item for item in gc.get_objects() if isinstance(item, Tensor))
+        held.append(sum(tensor.shape == values["latents"].shape for tensor in tensors))
+        return {}
+
+    def most(**plan: Any) -> int:
+        held.clear()
+        case.run(steps=20, callback_on_step_end=count)
+        return int(np.max(held))
+
+    plain = most()
+    thg.enable(case.pipe, HALF)
+    assert most() - plain <= 5
+
+
+@pytest.mark.parametrize("plan", [None, thg.tapered(0.4), thg.uniform(every=2)])
+def test_the_preview_is_the_plan_of_the_run(plan):
+    case = sd15()
+    assert thg.supported(case.pipe, plan)
+    seen = thg.preview(case.pipe, plan, steps=20, guidance_scale=5.0)
+    thg.enable(case.pipe, plan)
+    assert thg.preview(case.pipe, steps=20, guidance_scale=5.0) == seen
+    case.run(steps=20)
+    assert thg.summary(case.pipe).plan == seen
+
+
+def test_what_is_not_supported_has_a_reason():
+    support = thg.supported(sd15().pipe.unet)
+    assert not support
+    assert "takes a diffusers pipeline" in support.reason
+
+
+def test_each_run_is_logged(caplog):
+    case = sd15()
+    thg.enable(case.pipe, HALF)
+    with caplog.at_level("INFO", logger="thg"):
+        case.run(steps=STEPS)
+        case.pipe.scheduler = diffusers.EulerAncestralDiscreteScheduler.from_config(case.pipe.scheduler.config)
+        case.run(steps=STEPS)
+    saved, plain = caplog.records
+    assert (saved.levelname, plain.levelname) == ("INFO", "WARNING")
+    assert saved.getMessage() == "StableDiffusionPipeline: 8 network evaluations instead of 16"
+    assert "noise cannot be predicted" in plain.getMessage()
