@@ -23,8 +23,8 @@ from diffusers.hooks import apply_mag_cache, apply_pyramid_attention_broadcast, 
 from diffusers.hooks.hooks import CacheContext, _set_cache_context
 
 import thg
-from thg.bench.methods.counting import counted_work
-from thg.bench.methods.outside import CacheDiT, DeepCache, Outside
+from thg.bench.methods.third_party import CacheDiT, DeepCache, ThirdPartyCache
+from thg.counting import counted_work
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr, worst_mean
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
@@ -46,7 +46,7 @@ class Setting:
     group: str
     name: str
     plan: Any = None
-    cache: Outside | Hooks | None = None
+    cache: ThirdPartyCache | Hooks | None = None
     steps: int = STEPS
 
 

@@ -1,19 +1,21 @@
-"""CFG-Cache, a baseline: the difference of the two branches is kept and reused.
+"""Baselines that change the unconditional branch alone: it is reused for some steps, or guidance is limited to a part.
 
-Set to an exact number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
-nfe - steps is the number of unconditional evaluations. A budget that cannot be met is an error. This is our own
-implementation; where the paper and its released code differ, the docstring of the class says so.
+Each is set to an exact number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
+nfe - steps is the number of unconditional evaluations. A budget that cannot be met is an error. These are our own
+implementations; where a paper and its released code differ, the docstring of the class says so.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from thg.bench.methods.policy import PlainGuide
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
@@ -21,8 +23,18 @@ from thg.plans.planners import evaluations_for
 from thg.plans.run import Run, Term
 
 
+class Planned(ABC):
+    """A baseline that is a plan for the guidance term."""
+
+    @abstractmethod
+    def plan(self, run: Run) -> Plan: ...
+
+    def guide(self, run: Run) -> Guide:
+        return HareGuide(self.plan(run), run)
+
+
 @dataclass(frozen=True)
-class CFGCache:
+class CFGCache(Planned):
     """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
 
     After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
@@ -37,9 +49,6 @@ class CFGCache:
     def plan(self, run: Run) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
-
-    def guide(self, run: Run) -> Guide:
-        return HareGuide(self.plan(run), run)
 
 
 @dataclass(frozen=True)
@@ -128,3 +137,73 @@ def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]
         f"CFG-Cache with interval={interval} evaluates the unconditional branch {least} times in {steps} steps at "
         f"least, so nfe={steps + count} is too small; write nfe={steps + least} or a longer interval"
     )
+
+
+@dataclass(frozen=True)
+class CFGGate(Planned):
+    """Both branches up to a step (the gate), which the budget sets; from there on the last difference is held."""
+
+    paper: ClassVar[str] = "CFG gate (FastVideo, sglang): the last difference of the branches is held after a gate step"
+
+    nfe: int
+
+    def plan(self, run: Run) -> Plan:
+        return Plan(run.steps, tuple(range(evaluations_for(self.nfe, run.steps))), hare_order=1)
+
+
+@dataclass(frozen=True)
+class SelectiveGuidance(Planned):
+    """Guidance in the first part of the run only; the rest is conditional. The budget sets where it ends."""
+
+    paper: ClassVar[str] = "Golnari et al., Selective Guidance, 2023: e = e_c + (w - 1) d for the first steps, then e_c"
+
+    nfe: int
+
+    def plan(self, run: Run) -> Plan:
+        count = evaluations_for(self.nfe, run.steps)
+        return Plan(run.steps, tuple(range(count)), cutoff=count, hare_order=1)
+
+
+@dataclass(frozen=True)
+class StepAG(SelectiveGuidance):
+    """The same as Selective Guidance, under the name by which it was published again."""
+
+    paper: ClassVar[str] = "Step AG, 2025 (arXiv 2506.08351): guidance in the first steps only, as Selective Guidance"
+
+
+@dataclass(frozen=True)
+class GuidanceInterval:
+    """Guidance within an interval of the noise levels; before and after it the run is conditional.
+
+    `start` is the share of the run before the interval, and the budget sets its length. The default
+    corresponds to the authors' upper level for Stable Diffusion XL (sigma 5.42) on its schedule.
+    """
+
+    paper: ClassVar[str] = (
+        "Kynkaanniemi et al., Applying Guidance in a Limited Interval, 2024: w(sigma) = w inside, 1 outside"
+    )
+
+    nfe: int
+    start: float = 0.17
+
+    def guide(self, run: Run) -> Guide:
+        count = evaluations_for(self.nfe, run.steps)
+        if not 0 <= self.start < 1:
+            raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")
+        first = int(self.start * run.steps)
+        if first + count > run.steps:
+            raise PlanError(
+                f"a guidance interval of {count} steps (nfe={self.nfe}) that starts at step {first} of {run.steps} "
+                f"does not fit; write start={max(0, run.steps - count) / run.steps:.2f} or less"
+            )
+        return IntervalGuide(first, first + count)
+
+
+class IntervalGuide(PlainGuide):
+    """Evaluates both branches at the steps first .. end - 1, without guidance elsewhere."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._first, self._end = first, end
+
+    def evaluates(self, step: int) -> bool:
+        return self._first <= step < self._end

@@ -8,34 +8,36 @@ number of evaluations of thg's plan.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from thg.bench.methods.counting import counted_work
 from thg.bench.methods.policy import Counted, Pilot, Policy
+from thg.counting import counted_work
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 from thg.pipelines import enabled
 from thg.plans.planners import tapered
 
 
-class OutsideError(THGError):
+class CacheError(THGError):
     """A third-party cache that is missing or failed on this pipeline; its row in the table stays empty."""
 
 
 @dataclass(frozen=True)
-class Outside(Policy):
-    """A third-party cache. `nfe` is counted on the pilot, in a separate run, so that counting does not slow timed runs.
+class ThirdPartyCache(Policy):
+    """A third-party cache.
 
-    thg: evaluations of the `tapered` plan combined with it; None: the cache alone.
+    thg: evaluations of the `tapered` plan combined with it; None: the cache alone. counted: its cost in evaluations,
+    measured on the pilot in a separate run, so that counting does not slow timed runs.
     """
 
-    nfe: float | None = None
     thg: int | None = None
+    counted: float | None = field(default=None, init=False)
 
     @property
     def needs_preparation(self) -> bool:
@@ -54,11 +56,8 @@ class Outside(Policy):
             yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        if self.thg is not None:  # with a cache, the run that infers a pipeline's layout evaluates one step more
-            with enabled(pilot.pipe, tapered(self.thg)):
-                pilot.run()
         if "nfe" in known:
-            return replace(self, nfe=known["nfe"]), dict(known)
+            return self._with_cost(known["nfe"]), dict(known)
         with counted_work(pilot.pipe) as work:
             pilot.run()
         plain = work.count
@@ -66,31 +65,36 @@ class Outside(Policy):
             with self.together(pilot.pipe), counted_work(pilot.pipe) as work:
                 pilot.run()
         except THGError as error:
-            raise OutsideError(str(error)) from error
+            raise CacheError(str(error)) from error
         except Exception as error:  # third-party code may raise anything; the other methods continue
             reason = " ".join(str(error).split())[:200]
-            raise OutsideError(
+            raise CacheError(
                 f"{type(self).__name__} fails on {type(pilot.pipe).__name__} ({type(error).__name__}: {reason})"
             ) from error
         nfe = 2 * pilot.steps * work.count / plain
-        return replace(self, nfe=nfe), {"nfe": nfe}
+        return self._with_cost(nfe), {"nfe": nfe}
+
+    def _with_cost(self, nfe: float) -> ThirdPartyCache:
+        ready = copy.copy(self)
+        object.__setattr__(ready, "counted", nfe)
+        return ready
 
     @contextmanager
     def applied(self, pipe: Any) -> Iterator[Counted]:
-        if self.nfe is None:
-            raise OutsideError(f"{type(self).__name__} was not prepared")
-        nfe = self.nfe
+        if (nfe := self.counted) is None:
+            raise CacheError(f"{type(self).__name__} was not prepared")
         with self.together(pipe):
             yield lambda size: [nfe] * size
 
 
 @dataclass(frozen=True)
-class DeepCache(Outside):
+class DeepCache(ThirdPartyCache):
     """Ma et al., DeepCache, 2024: caches deep features of a U-Net and runs only its outer layers between full steps."""
 
     interval: int = 3
     branch: int = 0
-    paper = "Ma et al., DeepCache, 2024 (package DeepCache)"
+    paper: ClassVar[str] = "Ma et al., DeepCache, 2024 (package DeepCache)"
+    packages: ClassVar[tuple[str, ...]] = ("DeepCache",)
 
     @contextmanager
     def switched_on(self, pipe: Any) -> Iterator[None]:
@@ -106,13 +110,13 @@ class DeepCache(Outside):
 
 
 @dataclass(frozen=True)
-class FasterCache(Outside):
+class FasterCache(ThirdPartyCache):
     """Lv et al., FasterCache, 2024, as implemented in diffusers: CFG-Cache combined with skipped attention."""
 
     uncond_interval: int = 5
     attention_interval: int = 2
     tensor_format: str = "BCHW"
-    paper = "Lv et al., FasterCache, 2024 (diffusers.apply_faster_cache)"
+    paper: ClassVar[str] = "Lv et al., FasterCache, 2024 (diffusers.apply_faster_cache)"
 
     @contextmanager
     def switched_on(self, pipe: Any) -> Iterator[None]:
@@ -141,7 +145,7 @@ class FasterCache(Outside):
 
 
 @dataclass(frozen=True)
-class CacheDiT(Outside):
+class CacheDiT(ThirdPartyCache):
     """cache-dit's DBCache: skips the middle blocks of a transformer while its first blocks' residual hardly changes.
 
     order: of its TaylorSeer calibrator, which extrapolates the residual of the skipped blocks; 0: it is held constant.
@@ -152,7 +156,8 @@ class CacheDiT(Outside):
     threshold: float = 0.08
     warmup: int = 8
     order: int = 0
-    paper = "cache-dit, DBCache (package cache-dit)"
+    paper: ClassVar[str] = "cache-dit, DBCache (package cache-dit)"
+    packages: ClassVar[tuple[str, ...]] = ("cache-dit",)
 
     @contextmanager
     def switched_on(self, pipe: Any) -> Iterator[None]:
