@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+NEWER_PAGE = Path(os.environ["COMFYUI"]).absolute().parent / "page" / "comfyui_frontend_package" / "static"
 PATIENCE = 300  # seconds; a start takes about 15, on a busy machine more
 
 
 class Server:
-    def __init__(self, folder: Path) -> None:
+    """page: "pinned", the one that belongs to this ComfyUI, or "newer"."""
+
+    def __init__(self, folder: Path, page: str = "pinned") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "server.log"
-        command = [sys.executable, str(HERE / "serve.py"), str(folder), str(port)]
+        pages = [] if page == "pinned" else [str(NEWER_PAGE)]
+        command = [sys.executable, str(HERE / "serve.py"), str(folder), str(port), *pages]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))
         try:
