@@ -26,7 +26,9 @@ class Space:
             self._kept = schedule.calculate_denoised(sigma, torch.zeros_like(x), x)
 
     def output(self, denoised: Tensor) -> Tensor:
-        return denoised if self._kept is None else (denoised - self._kept) / self._unit
+        if self._kept is None:
+            return denoised.clone()  # a sampler may write into what it gets
+        return (denoised - self._kept) / self._unit
 
     def denoised(self, output: Tensor) -> Tensor:
         return output if self._kept is None else self._kept.add(output, alpha=self._unit)

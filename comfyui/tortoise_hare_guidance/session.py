@@ -30,6 +30,7 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Session:
     def _begin(self, dry: DryRun) -> None:
         self._calls, runs = dry.run()
         run = runs[0]
-        plan = self.settings.plan(run, self._schedule.percent_to_sigma)
+        plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
         share = CORRECTED if run.response is not None and plan.corrector else UNKNOWN
         self._leaps = [Leaps(plan, run, Estimate(share)) for run in runs]
         if self.settings.corrector and run.response is None:

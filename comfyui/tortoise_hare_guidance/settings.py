@@ -35,8 +35,11 @@ class Settings:
     corrector: bool = True
     verbose: bool = False
 
-    def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
-        """The plan of a run whose `times` are noise levels; raises a PlanError with the reason if nothing is skipped."""
+    def plan(self, run: Run, percent_to_sigma: Callable[[float], float], effort: float = 1.0) -> Plan:
+        """The plan of a run whose `times` are noise levels; raises a PlanError with the reason if nothing is skipped.
+
+        effort: factor on the evaluations that an error needs.
+        """
         assert run.times is not None
         if run.adds_noise:
             raise PlanError("the sampler adds noise at each step, which no prediction can know")
@@ -45,13 +48,13 @@ class Settings:
         if not inside:
             raise PlanError(f"no call lies between {self.start_percent:.0%} and {self.end_percent:.0%} of the schedule")
         start, end = inside[0], inside[-1] + 1
-        plan = self._inside(run.part(start, end))
+        plan = self._inside(run.part(start, end), effort)
         coarse = (*range(start), *(start + call for call in plan.coarse), *range(end, run.steps))
         if len(coarse) == run.steps:
             raise PlanError(self._all(run))
         return replace(plan, steps=run.steps, coarse=coarse, cutoff=None)
 
-    def _inside(self, run: Run) -> Plan:
+    def _inside(self, run: Run, effort: float) -> Plan:
         if self.steps:  # a step may call the denoiser more than once
             listed = [call for call, position in enumerate(run.positions) if int(position) in self.steps]
             if not listed:
@@ -60,7 +63,7 @@ class Settings:
         elif self.evaluations:
             plan = network_plan(run, max(PRIOR.fewest, round(self.evaluations * run.steps)))
         else:
-            plan = within(self.error).plan(run) if self.error else network_plan(run, run.steps)
+            plan = within(self.error, effort=effort).plan(run) if self.error else network_plan(run, run.steps)
         return plan if self.corrector else replace(plan, corrector=0.0)
 
     def _all(self, run: Run) -> str:
