@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 HERE = Path(__file__).parent
 NEWER_PAGE = Path(os.environ["COMFYUI"]).absolute().parent / "page" / "comfyui_frontend_package" / "static"
 PATIENCE = 300  # seconds; a start takes about 15, on a busy machine more
+
+
+EXAMPLES = ("Faster text to image - Tortoise and Hare cfg speed", "Faster beside plain - Tortoise and Hare cfg speed")
+NOTES = ("Note", "MarkdownNote")  # are for the page alone
 
 
 class Server:
@@ -50,6 +55,10 @@ class Server:
             body = answer.read()
         return json.loads(body) if "json" in answer.headers["Content-Type"] else body
 
+    def example(self, name: str) -> Any:
+        """An example workflow, as the page gets it."""
+        return self.get(f"/api/workflow_templates/tortoise_hare_guidance/{urllib.parse.quote(name)}.json")
+
     def queue(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Runs a workflow in the API's format, and returns what its output nodes have shown."""
         body = json.dumps({"prompt": prompt}).encode()
@@ -80,7 +89,7 @@ def as_prompt(workflow: dict[str, Any], nodes: dict[str, Any]) -> dict[str, Any]
     """A saved workflow in the format of the API, with the node definitions of /object_info."""
     sources = {link[0]: [str(link[1]), link[2]] for link in workflow["links"]}
     prompt = {}
-    for node in workflow["nodes"]:
+    for node in (node for node in workflow["nodes"] if node["type"] not in NOTES):
         given = iter(node["widgets_values"])
         inputs = {}
         for item in node["inputs"]:

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-SKIPPING = {  # in the names of their functions, in lower case
+SKIPPING = {  # in the names of their functions, packs and options, in lower case
     "easycache": "EasyCache",
     "lazycache": "LazyCache",
     "teacache": "TeaCache",
+    "rel_l1_thresh": "TeaCache",
     "magcache": "MagCache",
+    "wavespeed": "WaveSpeed",
     "spectrum": "Spectrum",
-    "cache": "a cache",
 }
+CACHE = "cache"  # in the name of a function: one that is not listed
 
 
 def obstacle(model_options: dict[str, Any]) -> str:
     """Why no call may be skipped with these options; empty if they may."""
     options = model_options.get("transformer_options", {})
-    names = [_name(function) for function in functions(model_options)]
-    names += [key for wrappers in options.get("wrappers", {}).values() for key in wrappers if isinstance(key, str)]
-    names += options
-    if "rel_l1_thresh" in options:
-        names.append("TeaCache")
-    text = " ".join(names).lower()
+    names = [*map(_name, functions(model_options)), *map(str, options)]
+    names += [str(key) for wrappers in options.get("wrappers", {}).values() for key in wrappers]
+    packs = {
+        str(getattr(function, "__module__", "")).split("custom_nodes")[-1] for function in functions(model_options)
+    }
+    text = " ".join([*names, *packs]).lower()
     found = next((name for part, name in SKIPPING.items() if part in text), None)
+    found = found or next((name for name in map(_name, functions(model_options)) if CACHE in name.lower()), None)
     return f"{found} is on, which skips by itself; remove one of the two nodes" if found else ""
 
 
@@ -42,5 +45,4 @@ def functions(model_options: dict[str, Any]) -> Iterator[Any]:
 
 
 def _name(function: Any) -> str:
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '')}.{name}"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,5 +1,5 @@
-"""The outputs of a denoiser call: the guided prediction, and the unconditional one for samplers with a formula of their own
-(CFG++). Both are denoised latents; they are predicted in the space of the network's own output.
+"""The outputs of a denoiser call: the guided prediction, and the unconditional one for samplers with a formula of their
+own (CFG++). Both are denoised latents; they are predicted in the space of the network's own output.
 """
 
 from __future__ import annotations
