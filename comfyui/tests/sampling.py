@@ -79,6 +79,9 @@ class Compared:
     plain: Result
     ours: Result
 
+    def __str__(self) -> str:
+        return f"{self.psnr:.1f} dB, {self.error:.2%} off; {report(self.ours.latents).splitlines()[0]}"
+
     @property
     def psnr(self) -> float:
         return psnr(self.ours.pictures, self.plain.pictures)

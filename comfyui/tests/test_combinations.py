@@ -50,9 +50,7 @@ def test_together(name, other, request):
     plain = ksampler(shipped, patch(shipped.model), steps=STEPS)
     for model in (with_thg(patch(shipped.model)), patch(with_thg(shipped.model))):
         result = compared(shipped, model, plain, steps=STEPS)
-        print(
-            f"\n{name} {other} {result.share:.2f} {result.psnr:.1f} dB, {report(result.ours.latents).splitlines()[0]}"
-        )
+        print(f"\n{name} {other} {result}")
         assert result.psnr > ALIKE
         assert result.share < 0.75
 

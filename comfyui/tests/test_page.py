@@ -1,5 +1,5 @@
-"""ComfyUI's page in a real browser, in the version that belongs to this ComfyUI and in a newer one, on both canvases: the
-report appears and stays, and the examples and nodes are found."""
+"""ComfyUI's page in a real browser, in the version that belongs to this ComfyUI and in a newer one, on both canvases:
+the report appears and stays, and the examples and nodes are found."""
 
 import contextlib
 import json

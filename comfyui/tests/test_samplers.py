@@ -1,5 +1,5 @@
-"""Every sampler and every scheduler of ComfyUI's lists: evaluations are saved, and the picture stays the same; or everything
-is evaluated, and the report says why."""
+"""Every sampler and every scheduler of ComfyUI's lists: evaluations are saved, and the picture stays the same; or
+everything is evaluated, and the report says why."""
 
 import comfy.samplers
 import pytest
@@ -79,9 +79,7 @@ def test_the_others_evaluate_everything_and_say_why(eps, sampler):
 def test_each_scheduler(name, sampler, scheduler, request):
     shipped = request.getfixturevalue(name)
     result = compared(shipped, shipped.model, sampler=sampler, scheduler=scheduler, steps=CALLS)
-    print(
-        f"\n{name} {scheduler} {result.share:.2f} {result.psnr:.1f} dB, {report(result.ours.latents).splitlines()[0]}"
-    )
+    print(f"\n{name} {scheduler} {result}")
     assert result.share < 0.75
     assert result.psnr > ALIKE
 
@@ -96,7 +94,7 @@ def test_without_guidance(name, sampler, request):
     """At scale 1, which distilled models are used with, the network leaps as well."""
     shipped = request.getfixturevalue(name)
     result = compared(shipped, shipped.model, sampler=sampler, steps=CALLS, cfg=1.0)
-    print(f"\n{name} {sampler} {result.share:.2f} {result.psnr:.1f} dB, {report(result.ours.latents).splitlines()[0]}")
+    print(f"\n{name} {sampler} {result}")
     assert result.share < 0.7
     assert result.psnr > ALIKE
 

@@ -92,9 +92,7 @@ def test_conditions_that_are_combined(name, other, request):
     shipped = request.getfixturevalue(name)
     prompts = shipped.encode(PROMPTS[0]) + shipped.encode(PROMPTS[other])
     result = compared(shipped, shipped.model, steps=STEPS, positive=prompts)
-    print(
-        f"\n{name} {PROMPTS[other]} {result.psnr:.1f} dB {result.error:.3f} {report(result.ours.latents).splitlines()[0]}"
-    )
+    print(f"\n{name} {PROMPTS[other]} {result}")
     assert result.psnr > ALIKE
     assert result.share < SHARE
     assert estimate(result.ours.latents) > result.error / 4

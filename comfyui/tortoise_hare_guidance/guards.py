@@ -19,15 +19,13 @@ CACHE = "cache"  # in the name of a function: one that is not listed
 
 def obstacle(model_options: dict[str, Any]) -> str:
     """Why no call may be skipped with these options; empty if they may."""
-    options = model_options.get("transformer_options", {})
-    names = [*map(_name, functions(model_options)), *map(str, options)]
+    options, all_functions = model_options.get("transformer_options", {}), list(functions(model_options))
+    names = [*map(_name, all_functions), *map(str, options)]
     names += [str(key) for wrappers in options.get("wrappers", {}).values() for key in wrappers]
-    packs = {
-        str(getattr(function, "__module__", "")).split("custom_nodes")[-1] for function in functions(model_options)
-    }
+    packs = [str(getattr(function, "__module__", "")).split("custom_nodes")[-1] for function in all_functions]
     text = " ".join([*names, *packs]).lower()
     found = next((name for part, name in SKIPPING.items() if part in text), None)
-    found = found or next((name for name in map(_name, functions(model_options)) if CACHE in name.lower()), None)
+    found = found or next((name for name in map(_name, all_functions) if CACHE in name.lower()), None)
     return f"{found} is on, which skips by itself; remove one of the two nodes" if found else ""
 
 

@@ -84,9 +84,7 @@ def step_list(text: str) -> tuple[int, ...]:
             raise PlanError(f"{part!r} in the list of steps is not a step; {EXAMPLE}")
         first, last = int(found[1]), int(found[2] or found[1])
         if max(first, last) >= MOST_STEPS:
-            raise PlanError(
-                f"{part!r} in the list of steps goes beyond step {MOST_STEPS - 1}, and no run does; {EXAMPLE}"
-            )
+            raise PlanError(f"{part!r} in the list of steps goes beyond step {MOST_STEPS - 1}; {EXAMPLE}")
         if last < first:
             raise PlanError(f"{part!r} in the list of steps ends before it starts; {EXAMPLE}")
         steps.update(range(first, last + 1, int(found[3] or 1)))
