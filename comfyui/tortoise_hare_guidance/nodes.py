@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -46,15 +47,27 @@ def guided(settings: Settings) -> Callable[..., Any]:
     return outer_sample
 
 
+def _known(kind: Any, *args: Any, **options: Any) -> Any:
+    """An object of ComfyUI's interface, with those of the options that this version knows."""
+    known = inspect.signature(kind).parameters
+    return kind(*args, **{name: value for name, value in options.items() if name in known})
+
+
+def _advanced(kind: Any, name: str, **options: Any) -> Any:
+    """An input that few people need."""
+    return _known(kind.Input, name, advanced=True, **options)
+
+
 def _percent(name: str, default: float, tooltip: str) -> Any:
     """A position in the run, from 0 to 1."""
-    return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, advanced=True, tooltip=tooltip)
+    return _advanced(io.Float, name, default=default, min=0.0, max=1.0, step=0.01, tooltip=tooltip)
 
 
 class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return _known(
+            io.Schema,
             node_id="TortoiseHareGuidance",
             display_name=NAME,
             category="model/patch",
@@ -71,43 +84,43 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
                     tooltip="quality: closest to the picture without the node; balanced: a difference that is hard to "
                     "see; fast: a visible one. off: everything is evaluated.",
                 ),
-                io.Float.Input(
+                _advanced(
+                    io.Float,
                     "error",
                     default=0.0,
                     min=0.0,
                     max=0.5,
                     step=0.001,
                     round=0.0001,
-                    advanced=True,
                     tooltip="Instead of the preset: how far the result may be from the one without the node. 0.01 is "
                     "1 %, the preset balanced. More is faster. 0: the preset.",
                 ),
-                io.Float.Input(
+                _advanced(
+                    io.Float,
                     "evaluations",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    advanced=True,
                     tooltip="Instead of an error: the share of the network's calls to evaluate. 0.5 is twice as fast. "
                     "0: as many as the error needs.",
                 ),
-                io.String.Input(
+                _advanced(
+                    io.String,
                     "steps",
                     default="",
-                    advanced=True,
                     tooltip='Instead of both: the steps at which the network runs, such as "0-4, 6, 9-28:3".',
                 ),
                 _percent("start_percent", 0.0, "Before this part of the run, everything is evaluated."),
                 _percent("end_percent", 1.0, "After this part of the run, everything is evaluated."),
-                io.Combo.Input(
+                _advanced(
+                    io.Combo,
                     "corrector",
                     options=["auto", "off"],
                     default="auto",
-                    advanced=True,
                     tooltip="Correct the errors of predictions, at no cost, where the sampler allows it.",
                 ),
-                io.Boolean.Input("verbose", default=False, advanced=True, tooltip="Log the plan of each run."),
+                _advanced(io.Boolean, "verbose", default=False, tooltip="Log the plan of each run."),
             ],
             outputs=[io.Model.Output(tooltip="The model, for any sampler.")],
         )
@@ -151,7 +164,8 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
 class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return _known(
+            io.Schema,
             node_id="TortoiseHareReport",
             display_name="Tortoise and Hare Report",
             category="model/patch",
