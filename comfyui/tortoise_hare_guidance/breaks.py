@@ -36,11 +36,10 @@ def _active(condition: list[dict[str, Any]], sigma: float) -> tuple[Any, ...]:
 
 def _limits(function: Any) -> Iterator[float]:
     """The noise levels at which a patch begins or ends: variables or attributes with "sigma" in their names."""
+    found = dict(getattr(getattr(function, "__self__", function), "__dict__", {}))
     if hasattr(function, "__code__"):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found = {name: cell.cell_contents for name, cell in cells if "sigma" in name}
-    else:
-        found = getattr(function, "__dict__", {})
+        found |= {name: cell.cell_contents for name, cell in cells if "sigma" in name}
     for name, value in found.items():
         if "sigma" in name and isinstance(value, numbers.Real) and not isinstance(value, bool):
             yield float(value)

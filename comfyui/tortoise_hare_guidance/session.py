@@ -65,13 +65,13 @@ class Session:
     ) -> Any:
         """Called when the sampler starts, with everything that determines its calls."""
         self._schedule = guider.model_patcher.get_model_object("model_sampling")
+        started, ends_clean = time.perf_counter(), not sigmas[-1]  # uni_pc writes into its noise levels
         try:
             if reason := obstacle(extra_args["model_options"]):
                 raise ScheduleError(reason)
             self._begin(DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
         except (ScheduleError, PlanError) as error:
             self._plain(str(error))
-        started, ends_clean = time.perf_counter(), not sigmas[-1]  # uni_pc writes into its noise levels
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
         if ends_clean:
@@ -84,7 +84,8 @@ class Session:
     ) -> Any:
         """A denoiser call."""
         call, guider = len(self.marks), executor.class_obj
-        if self._leaps and not self._expects(call, float(timestep.flatten()[0])):
+        formula = Formula(guider.model_options, model_options)
+        if self._leaps and not self._expects(call, float(timestep.flatten()[0]), formula):
             self._plain("the sampler did not repeat its dry run", call)
         if not self._leaps:
             self.marks += EVALUATED
@@ -95,7 +96,6 @@ class Session:
             for leaps in self._leaps:
                 leaps.forget()
             self._state = now
-        formula = Formula(guider.model_options, model_options)
         space = Space(self._schedule, x, timestep, self._calls.units[call])
         if self._leaps[0].evaluates(call):
             self.marks += EVALUATED
@@ -130,9 +130,11 @@ class Session:
         self._leaps = []
         self.note = f"nothing is skipped from call {call + 1} on: {reason}" if call else f"nothing is skipped: {reason}"
 
-    def _expects(self, call: int, sigma: float) -> bool:
+    def _expects(self, call: int, sigma: float, formula: Formula) -> bool:
         """Is this call, at this noise level, the one of the dry run?"""
         sigmas = self._calls.sigmas
+        if len(self._leaps) != 1 + bool(formula):
+            return False
         return call < len(sigmas) and math.isclose(sigma, sigmas[call], rel_tol=1e-3, abs_tol=1e-6)
 
 
