@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 SAMPLES = 48
 
 
-def schedulers(kind: zoo.Kind | zoo.Mixture) -> dict[str, Callable[[], Any]]:
+def schedulers(kind: zoo.Member) -> dict[str, Callable[[], Any]]:
     """diffusers' schedulers for this network, by name."""
     if kind.prediction == "flow":
         flow: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
@@ -45,13 +45,16 @@ def schedulers(kind: zoo.Kind | zoo.Mixture) -> dict[str, Callable[[], Any]]:
     noise: dict[str, Any] = {**kind.betas, "num_train_timesteps": 1000, "prediction_type": kind.prediction}
     stable: dict[str, Any] = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
     karras: dict[str, Any] = {"use_karras_sigmas": True}
-    return {
+    found: dict[str, Callable[[], Any]] = {
         "DDIM": lambda: diffusers.DDIMScheduler(**noise, **stable),
         "DPM++ 2M": lambda: diffusers.DPMSolverMultistepScheduler(**noise),
         "DPM++ 2M Karras": lambda: diffusers.DPMSolverMultistepScheduler(**noise, **karras),
         "UniPC": lambda: diffusers.UniPCMultistepScheduler(**noise),
         "Euler Karras": lambda: diffusers.EulerDiscreteScheduler(**noise, **karras),
     }
+    if kind.betas == zoo.COSINE:  # its noise grows so far that times repeat, and diffusers begins at the wrong one
+        return {name: make for name, make in found.items() if "Karras" not in name}
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Cell:
     guidance: float
 
     @property
-    def kind(self) -> zoo.Kind | zoo.Mixture:
-        return (zoo.KINDS | zoo.MIXTURES)[self.network]  # type: ignore[no-any-return,operator]
+    def kind(self) -> zoo.Member:
+        return zoo.MEMBERS[self.network]
 
     def made(self) -> Any:
         scheduler = schedulers(self.kind)[self.scheduler]()
@@ -218,7 +221,7 @@ def cells(
 ) -> Iterator[Cell]:
     """scales: guidance scales; 0 is the network's own."""
     for network in networks:
-        kind = (zoo.KINDS | zoo.MIXTURES)[network]  # type: ignore[operator]
+        kind = zoo.MEMBERS[network]
         for name in schedulers(kind):
             if names is None or name in names:
                 for count in steps:

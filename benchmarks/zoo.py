@@ -14,6 +14,7 @@ Training is deterministic; weights lie in the folder as safetensors, and a netwo
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ from torch import Tensor, nn
 
 import thg
 from thg.files import write_atomically
+from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, ShippedName
 from thg.ode.mixture import GaussianMixture
 from training.data import DEBIAN_FOLDER, load_split
 
-SIDE, NUMBERS, CLASSES = 16, 8, 10
+SIDE, NUMBERS, CLASSES = 8, 8, 10
 NOBODY = CLASSES  # the label of the unconditional branch
-BATCH, DROPPED, DECAY = 48, 0.12, 0.995  # training: samples per step, share without label, of the averaged weights
+BATCH, DROPPED, DECAY = 32, 0.12, 0.99  # training: samples per step, share without label, of the averaged weights
+KERNELS, KERNEL = 20, 0.3  # of each class, and their standard deviation
 SMOOTH, ROUGH = 0.03, 0.3  # the highest frequency of a network's time
 STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 LINEAR = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}
@@ -70,7 +73,7 @@ class Transformer(nn.Module):
     """Square patches, modulated by time and label before each block."""
 
     def __init__(
-        self, channels: int, side: int, patch: int, width: int = 64, depth: int = 3, highest: float = SMOOTH
+        self, channels: int, side: int, patch: int, width: int = 48, depth: int = 2, highest: float = SMOOTH
     ) -> None:
         super().__init__()
         self.highest = highest
@@ -111,30 +114,28 @@ class Residual(nn.Module):
 
 
 class UNet(nn.Module):
-    """Two resolutions. fold: pixels of a square of this side become channels first."""
+    """Two resolutions."""
 
-    def __init__(self, channels: int, fold: int = 1, width: int = 24, highest: float = SMOOTH) -> None:
+    def __init__(self, channels: int, width: int = 16, highest: float = SMOOTH) -> None:
         super().__init__()
         self.highest = highest
-        inner = channels * fold**2
-        self.fold = fold
         self.label = nn.Embedding(CLASSES + 1, 2 * width)
         self.time = nn.Sequential(nn.Linear(64, 2 * width), nn.SiLU(), nn.Linear(2 * width, 2 * width))
-        self.enter = nn.Conv2d(inner, width, 3, padding=1)
+        self.enter = nn.Conv2d(channels, width, 3, padding=1)
         self.down = Residual(width, width, 2 * width)
         self.smaller = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
         self.low = Residual(2 * width, 2 * width, 2 * width)
         self.lower = Residual(2 * width, 2 * width, 2 * width)
         self.up = Residual(3 * width, width, 2 * width)
         self.last = Residual(width, width, 2 * width)
-        self.leave = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, inner, 3, padding=1))
+        self.leave = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, channels, 3, padding=1))
 
     def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
         condition = F.silu(self.time(frequencies(time, self.highest)) + self.label(label))
-        high = self.down(self.enter(F.pixel_unshuffle(x, self.fold)), condition)
+        high = self.down(self.enter(x), condition)
         low = self.lower(self.low(self.smaller(high), condition), condition)
         joined = torch.cat([high, F.interpolate(low, scale_factor=2.0)], dim=1)
-        return F.pixel_shuffle(self.leave(self.last(self.up(joined, condition), condition)), self.fold)
+        return self.leave(self.last(self.up(joined, condition), condition))
 
 
 # -- data: values of about unit size, and labels
@@ -142,7 +143,7 @@ class UNet(nn.Module):
 
 def pictures() -> Data:
     x, labels = load_split(DEBIAN_FOLDER, "train", 20_000)
-    return F.avg_pool2d(x, 2), labels
+    return F.avg_pool2d(x, 4), labels
 
 
 def components() -> Data:
@@ -154,9 +155,10 @@ def components() -> Data:
     return numbers / numbers.std(0), labels
 
 
+@functools.cache
 def latents() -> Data:
     """What the shipped autoencoder makes of the pictures."""
-    x, labels = load_split(DEBIAN_FOLDER, "train", 8_000)
+    x, labels = load_split(DEBIAN_FOLDER, "train", 2_000)
     autoencoder: Any = thg.shipped_pipeline("eps").vae  # type: ignore[attr-defined]
     with torch.no_grad():
         parts = [autoencoder.encode(part).latent_dist.mean for part in x.split(500)]
@@ -168,7 +170,7 @@ def gratings() -> Data:
     count = 20_000
     labels = torch.randint(CLASSES, (count,))
     angle, phase = math.pi * labels / CLASSES, 2 * math.pi * torch.rand(count)
-    length, contrast = 4 + 4 * torch.rand(count), 0.5 + 0.5 * torch.rand(count)
+    length, contrast = 3 + 3 * torch.rand(count), 0.5 + 0.5 * torch.rand(count)
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     along = angle.cos()[:, None, None] * x + angle.sin()[:, None, None] * y
     waves = torch.sin(2 * math.pi * along / length[:, None, None] + phase[:, None, None])
@@ -183,7 +185,7 @@ def blobs() -> Data:
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     result = torch.zeros(count, 3, SIDE, SIDE)
     for i in range(2):
-        centre, size = SIDE * (0.15 + 0.7 * torch.rand(count, 2, 1, 1)), 2 + 2 * torch.rand(count, 1, 1)
+        centre, size = SIDE * (0.15 + 0.7 * torch.rand(count, 2, 1, 1)), 1 + torch.rand(count, 1, 1)
         inside = torch.sigmoid(2 * (size - ((x - centre[:, 0]) ** 2 + (y - centre[:, 1]) ** 2).sqrt()))[:, None]
         result = result * (1 - inside) + inside * colours[labels, i, :, None, None]
     return result, labels
@@ -219,55 +221,66 @@ class Kind:
     betas: dict[str, Any]
     guidance: float
     iterations: int
-    rate: float = 2e-3
+    rate: float = 3e-3
     kept_out: bool = False
 
 
 PIXELS, LATENTS, COLOURS = (1, SIDE, SIDE), (4, 8, 8), (3, SIDE, SIDE)
 
 KINDS = {
-    "pixels, noise, U-Net": Kind(lambda: UNet(1, 2), pictures, PIXELS, "epsilon", STABLE, 4.0, 1000),
-    "pixels, flow, transformer": Kind(lambda: Transformer(1, SIDE, 4), pictures, PIXELS, "flow", {}, 4.0, 1000),
-    "latents, v, U-Net": Kind(lambda: UNet(4), latents, LATENTS, "v_prediction", STABLE, 4.0, 1000),
+    "pixels, noise, U-Net": Kind(lambda: UNet(1), pictures, PIXELS, "epsilon", STABLE, 4.0, 600),
+    "pixels, flow, transformer": Kind(lambda: Transformer(1, SIDE, 2), pictures, PIXELS, "flow", {}, 4.0, 600),
+    "latents, v, U-Net": Kind(lambda: UNet(4), latents, LATENTS, "v_prediction", STABLE, 4.0, 600),
     "8 numbers, flow, perceptron": Kind(
         lambda: Perceptron(NUMBERS), components, (NUMBERS,), "flow", {}, 3.0, 4000, rate=2e-3
     ),
-    "gratings, data, transformer": Kind(lambda: Transformer(1, SIDE, 4), gratings, PIXELS, "sample", LINEAR, 3.0, 1000),
+    "gratings, data, transformer": Kind(lambda: Transformer(1, SIDE, 2), gratings, PIXELS, "sample", LINEAR, 3.0, 600),
     "latents, flow, transformer": Kind(
-        lambda: Transformer(4, 8, 2), latents, LATENTS, "flow", {}, 5.0, 1000, kept_out=True
+        lambda: Transformer(4, 8, 2), latents, LATENTS, "flow", {}, 5.0, 600, kept_out=True
     ),
     "spiral, noise, perceptron": Kind(lambda: Perceptron(2), arms, (2,), "epsilon", LINEAR, 2.0, 4000, rate=2e-3),
     "pixels, noise, transformer": Kind(
-        lambda: Transformer(1, SIDE, 4, highest=ROUGH), pictures, PIXELS, "epsilon", STABLE, 4.0, 1000
+        lambda: Transformer(1, SIDE, 2, highest=ROUGH), pictures, PIXELS, "epsilon", STABLE, 4.0, 600
     ),
-    "blobs, noise, U-Net": Kind(lambda: UNet(3, 2), blobs, COLOURS, "epsilon", LINEAR, 5.0, 1000, kept_out=True),
-    "gratings, v, U-Net": Kind(lambda: UNet(1, 2), gratings, PIXELS, "v_prediction", COSINE, 4.0, 1000, kept_out=True),
+    "blobs, noise, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "epsilon", LINEAR, 5.0, 600, kept_out=True),
+    "gratings, v, U-Net": Kind(lambda: UNet(1), gratings, PIXELS, "v_prediction", COSINE, 4.0, 600, kept_out=True),
     "rings, flow, perceptron": Kind(
         lambda: Perceptron(2), rings, (2,), "flow", {}, 2.0, 4000, rate=2e-3, kept_out=True
     ),
-    "blobs, flow, U-Net": Kind(lambda: UNet(3, 2), blobs, COLOURS, "flow", {}, 5.0, 1000),
+    "blobs, flow, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "flow", {}, 5.0, 600),
 }
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """An exact network: the mixture's output at the scheduler's own times."""
+    """An exact network, without training: a random mixture, or one of kernels around samples of `data`."""
 
-    dimension: int
-    seed: int
+    shape: tuple[int, ...]
     prediction: Prediction
     betas: dict[str, Any]
     guidance: float
+    seed: int = 0
+    data: Callable[[], Data] | None = None
     kept_out: bool = False
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.dimension,)
+    def density(self) -> GaussianMixture:
+        if self.data is None:
+            return GaussianMixture.random(CLASSES, 2, math.prod(self.shape), self.seed)
+        torch.manual_seed(self.seed)
+        x, labels = self.data()
+        rows = torch.cat([(labels == name).nonzero()[:KERNELS, 0] for name in range(CLASSES)])
+        ones = torch.ones(len(rows), dtype=torch.float64)
+        return GaussianMixture(x[rows].flatten(1).double(), KERNEL * ones, ones, labels[rows])
 
 
 MIXTURES = {
-    "mixture, noise": Mixture(12, 1, "epsilon", STABLE, 4.0),
-    "mixture, flow": Mixture(6, 2, "flow", {}, 4.0, kept_out=True),
+    "mixture, noise": Mixture((12,), "epsilon", STABLE, 4.0, seed=1),
+    "mixture, flow": Mixture((6,), "flow", {}, 4.0, seed=2, kept_out=True),
+    "kernels on pixels, noise": Mixture(PIXELS, "epsilon", STABLE, 3.0, data=pictures),
+    "kernels on components, flow": Mixture((NUMBERS,), "flow", {}, 3.0, data=components),
+    "kernels on gratings, v": Mixture(PIXELS, "v_prediction", COSINE, 3.0, data=gratings),
+    "kernels on blobs, data": Mixture(COLOURS, "sample", LINEAR, 3.0, data=blobs, kept_out=True),
+    "kernels on latents, noise": Mixture(LATENTS, "epsilon", STABLE, 4.0, data=latents, kept_out=True),
 }
 
 
@@ -280,17 +293,26 @@ class Exact(nn.Module):
     def __init__(self, kind: Mixture) -> None:
         super().__init__()
         self.kind = kind
-        self.mixture = GaussianMixture.random(CLASSES, 2, kind.dimension, kind.seed)
+        self.mixture = kind.density()
+        self.squares = self.mixture.means.square().sum(1)
         self.log_ratio = None if kind.prediction == "flow" else (1 / kept(kind.betas) - 1).log() / 2
 
     def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
+        """Posterior means of data and noise as in `GaussianMixture`, for all labels at once."""
         alpha, sigma = self._levels(float(time[0]))
-        result = torch.empty_like(x)
-        for name in label.unique().tolist():
-            rows = label == name
-            x0, eps = self.mixture._split(x[rows], alpha, sigma, None if name == NOBODY else name)
-            result[rows] = (eps - x0 if self.kind.prediction == "flow" else eps).to(x.dtype)
-        return result
+        own, state = self.mixture, x.flatten(1).double()
+        variance = alpha**2 * own.stds**2 + sigma**2
+        distance = state.square().sum(1, keepdim=True) - 2 * alpha * state @ own.means.T + alpha**2 * self.squares
+        log_density = own.weights.log() - 0.5 * state.shape[1] * variance.log() - 0.5 * distance / variance
+        foreign = (label[:, None] != NOBODY) & (label[:, None] != own.labels)
+        share = log_density.masked_fill(foreign, -math.inf).softmax(dim=1)
+        pull = share / variance
+        offset = pull.sum(1, keepdim=True) * state - alpha * pull @ own.means
+        eps = sigma * offset
+        spread = pull * own.stds**2
+        x0 = share @ own.means + alpha * (spread.sum(1, keepdim=True) * state - alpha * spread @ own.means)
+        outputs = {"epsilon": eps, "sample": x0, "v_prediction": alpha * eps - sigma * x0, "flow": eps - x0}
+        return outputs[self.kind.prediction].reshape(x.shape).to(x.dtype)
 
     def _levels(self, time: float) -> tuple[float, float]:
         if self.log_ratio is None:
@@ -301,6 +323,48 @@ class Exact(nn.Module):
         return 1 / math.hypot(1, ratio), ratio / math.hypot(1, ratio)
 
 
+@dataclass(frozen=True)
+class Shipped:
+    """A shipped model on its own; a label is a garment."""
+
+    name: ShippedName
+    prediction: Prediction
+    betas: dict[str, Any]
+    guidance: float
+    shape: tuple[int, ...] = LATENTS
+
+
+SHIPPED = {
+    "shipped, noise": Shipped("eps", "epsilon", STABLE, DEFAULT_GUIDANCE["eps"]),
+    "shipped, flow": Shipped("flow", "flow", {}, DEFAULT_GUIDANCE["flow"]),
+}
+
+
+class Prompted(nn.Module):
+    def __init__(self, name: ShippedName) -> None:
+        super().__init__()
+        pipe: Any = thg.shipped_pipeline(name)
+        prompts = [f"a {TONES[i % len(TONES)]} {garment}" for i, garment in enumerate(GARMENTS)] + [""]
+        self.own: Any = pipe.unet if name == "eps" else pipe.transformer
+        with torch.no_grad():
+            if name == "eps":
+                self.embeds = (pipe.encode_prompt(prompts, "cpu", 1, False)[0],)
+            else:
+                encoded = pipe.encode_prompt(prompts, None, None, max_sequence_length=1, device="cpu")
+                self.embeds = (encoded[0], encoded[2])
+
+    def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
+        names = ("encoder_hidden_states", "pooled_projections")
+        embeds = {name: embed[label] for name, embed in zip(names, self.embeds, strict=False)}
+        return self.own(x, timestep=time, **embeds, return_dict=False)[0]  # type: ignore[no-any-return]
+
+
+Member = Kind | Mixture | Shipped
+MEMBERS: dict[str, Member] = {**KINDS, **MIXTURES, **SHIPPED}
+CHOOSING = tuple(name for name, kind in {**KINDS, **MIXTURES}.items() if not kind.kept_out)  # type: ignore[attr-defined]
+KEPT_OUT = tuple(name for name, kind in {**KINDS, **MIXTURES}.items() if kind.kept_out)  # type: ignore[attr-defined]
+
+
 # -- training
 
 
@@ -308,6 +372,8 @@ def network(name: str, folder: Path) -> nn.Module:
     """A network of the zoo, with averaged weights from its file or from training."""
     if name in MIXTURES:
         return Exact(MIXTURES[name])
+    if name in SHIPPED:
+        return Prompted(SHIPPED[name].name).eval().requires_grad_(False)
     torch.manual_seed(0)
     kind = KINDS[name]
     made, path = kind.make(), folder / f"{name.replace(', ', '-').replace(' ', '_')}.safetensors"
