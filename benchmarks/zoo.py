@@ -410,7 +410,7 @@ def train(name: str, made: nn.Module, kind: Kind) -> dict[str, Tensor]:
 def noised(
     prediction: Prediction, alphas: Tensor | None, x0: Tensor, level_at_rest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The network's input, its time and its target. level_at_rest: levels of a flow are uniform, not around the middle."""
+    """The network's input, its time and its target. level_at_rest: levels of a flow are uniform, not in the middle."""
     noise, wide = torch.randn_like(x0), (len(x0), *(1 for _ in x0.shape[1:]))
     if alphas is None:
         level = torch.rand(len(x0)) if level_at_rest else torch.randn(len(x0)).sigmoid()
