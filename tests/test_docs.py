@@ -6,7 +6,6 @@ import doctest
 import importlib
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -270,16 +269,6 @@ def test_code_compiles_and_runs(page, prepared, monkeypatch):
             with thg.enabled(prepared.pipe):
                 exec(code, {"thg": thg, "pipe": prepared.pipe})
             thg.disable(prepared.pipe)
-
-
-def test_the_tables_of_the_page_on_more_speed_follow_from_the_results():
-    frontier = runpy.run_path(str(ROOT / "benchmarks" / "frontier.py"))
-    page, results = ((ROOT / path).read_text() for path in ("docs/faster.md", "benchmarks/RESULTS.md"))
-    assert page.count("<!-- end -->") == 2
-    assert len(frontier["rows_of"](results, "flow")) > 30
-    assert frontier["current"](page, results) == page, "write: python benchmarks/frontier.py"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert frontier["current_readme"](readme, results) == readme, "write: python benchmarks/frontier.py"
 
 
 # -- the notebook
