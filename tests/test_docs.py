@@ -294,7 +294,7 @@ def execute_notebook(path: Path) -> int:
         if cell.cell_type == "code":
             few = cell.source.startswith("STEPS = 50")
             with capture_output() as shown:
-                result = shell.run_cell("STEPS, SHARES = 6, (0.7,)" if few else cell.source)
+                result = shell.run_cell("STEPS, SHARES, SMALL = 6, (0.7,), (0.5,)" if few else cell.source)
             result.raise_error()
             pictures += sum("image/png" in output.data for output in shown.outputs)
     return pictures

@@ -45,10 +45,10 @@ class Prior:
     second_order: float = 1.0
     without_corrector: float = 1.35
     fewest: int = 3
-    slope: float = 0.8
+    slope: float = 0.9
     corrector: float = 0.85
     start: tuple[float, float] = (1.0, 0.2)
-    end: tuple[float, float] = (1.5, 0.12)
+    end: tuple[float, float] = (2.0, 0.12)
     power: float = 4.0
     first: int = 2
 
