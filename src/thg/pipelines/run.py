@@ -298,6 +298,12 @@ class LeapingRun:
         if not finite:
             yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
         yield from self._reasons()
+        for loop in self._loops:
+            if loop.leaps.failed_at is not None:
+                yield (
+                    f"from step {loop.leaps.failed_at} on everything was evaluated: a prediction had missed by more "
+                    "than the output itself (an unstable scheduler, or conditions that contradict each other)"
+                )
         for loop in self._loops[-1:]:
             if loop.run.response is None and not loop.run.adds_noise:
                 yield f"predictions were not corrected: {loop.run.no_response}"
