@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections import Counter
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test finds what was tuned outside, or leaves any
+atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
 
 from hypothesis import settings
 
@@ -18,9 +23,9 @@ settings.load_profile("thg")
 
 LONGEST = (  # files that take half a minute and more: they start first, so that no worker ends up with one alone
     *("adapter/test_enable.py", "adapter/test_families.py", "device/test_device.py", "test_docs.py"),
-    *("test_examples.py", "adapter/test_caches.py", "adapter/test_any_pipeline.py", "release/test_wheel.py"),
+    *("test_examples.py", "adapter/test_caches.py", "pipelines/test_leaping.py", "release/test_wheel.py"),
     *("bench/test_runner.py", "bench/test_stages.py", "models/test_training.py", "studio/test_page.py"),
-    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_learn.py"),
+    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_own_pipelines.py"),
 )
 
 

@@ -41,7 +41,7 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
         return pipe
     disable(pipe)
     if isinstance(maker, Planned) and maker.skips == "network":
-        EnabledPipeline(pipe, maker)
+        EnabledPipeline(pipe, maker, tuned=plan is None)
     else:
         Takeover(pipe, own, maker)
     return pipe

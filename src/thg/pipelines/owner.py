@@ -15,17 +15,16 @@ from thg.errors import ConcurrentRunError, UnsupportedPipelineError
 from thg.pipelines.remembered import remembered
 from thg.pipelines.run import LeapingRun
 from thg.pipelines.watch import networks_of
-from thg.plans.planners import Planned, guide_maker
+from thg.plans.planners import Planned
 from thg.plans.report import Summary
-
-DEFAULT = guide_maker(None)  # for which a result of `thg.tune` is used, if there is one
 
 
 class EnabledPipeline:
     """What was patched, so that it can be restored, and the current run. Keeps neither pipeline nor networks alive."""
 
-    def __init__(self, pipe: Any, planned: Planned) -> None:
-        self.name, self.maker = type(pipe).__name__, planned
+    def __init__(self, pipe: Any, planned: Planned, *, tuned: bool = False) -> None:
+        """tuned: a result of `thg.tune` is used instead, if there is one."""
+        self.name, self.maker, self._tuned = type(pipe).__name__, planned, tuned
         self.run: LeapingRun | None = None  # the open one
         self._last: LeapingRun | None = None
         self._lock = threading.Lock()
@@ -69,7 +68,7 @@ class EnabledPipeline:
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
             self._route(networks_of(pipe))
-            tuned = remembered(pipe) if self.maker == DEFAULT else None
+            tuned = remembered(pipe) if self._tuned else None
             self.run = self._last = run = LeapingRun(self, pipe, self.maker if tuned is None else Planned(tuned))
         try:
             with run.opened():
