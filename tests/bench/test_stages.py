@@ -106,6 +106,19 @@ def test_references_are_those_of_the_prompts_and_missing_ones_are_named(home, ca
     assert not (home / "lacking").exists()
 
 
+def test_the_check_lists_everything_that_is_missing(home, tmp_path, capsys):
+    """Model, prompts and packages in one list, each with what to do."""
+    given = config(home).source
+    given |= {"model": {"source": "nobody/nothing"}, "prompts": {"file": "absent.csv"}, "metrics": ["psnr", "lpips"]}
+    file = tmp_path / "absent.toml"
+    file.write_text(toml({**given, "packages": {"lpips": str(tmp_path / "python")}}))
+    assert main(["bench", "--config", str(file), "--out", str(tmp_path / "run"), "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "missing: the model nobody/nothing: hf download nobody/nothing" in said
+    assert "missing: cannot read the prompt file" in said
+    assert "missing: lpips: cannot run" in said
+
+
 # -- the store
 
 
