@@ -132,7 +132,7 @@ def test_another_cause_than_time_starts_anew(pipe, change):
             elif change == "branches":
                 loop.branches = 1
             else:
-                loop.latents = loop.latents[:, :, :8]
+                loop.latents = loop.latents[:, :, :4]
         loop.step(index)
     found = loop.served.report().evaluated
     assert found[:at] == evaluated[:at]
