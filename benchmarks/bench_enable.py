@@ -23,12 +23,11 @@ import torch
 
 import thg
 from thg.bench.config import Model
-from thg.bench.methods.cfg_cache import CFGCache, CFGCacheFFT
-from thg.bench.methods.ours import Guided, PlainCFG
-from thg.bench.methods.outside import CacheDiT, DeepCache, FasterCache, OutsideError
-from thg.bench.methods.policy import Pilot, Policy
-from thg.bench.pipeline import load_pipeline, sample
-from thg.bench.report.environment import environment
+from thg.bench.methods.baselines import CFGCache, CFGCacheFFT
+from thg.bench.methods.policy import Guided, Pilot, PlainCFG, Policy
+from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
+from thg.bench.samples import load_pipeline, sample
+from thg.environment import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
@@ -64,7 +63,7 @@ def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[st
         name = type(program).__name__
         try:
             found[name] = (name, program.prepare(pilot, {})[0])
-        except OutsideError as error:
+        except CacheError as error:
             print(f"  left out: {error}", flush=True)
     return found
 

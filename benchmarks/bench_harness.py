@@ -21,12 +21,12 @@ import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
 from thg.bench.inputs import load_prompts
-from thg.bench.pipeline import load_pipeline, sample
-from thg.bench.report.environment import environment
 from thg.bench.runner import Runner
-from thg.bench.shard import Shard
+from thg.bench.samples import load_pipeline, sample
 from thg.bench.store import Store
+from thg.environment import environment
 from thg.files import write_atomically
+from thg.processes import Shard
 
 TARGET = 0.10
 

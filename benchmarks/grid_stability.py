@@ -21,15 +21,15 @@ import numpy as np
 
 import thg
 from thg.bench.config import Model
-from thg.bench.data import read_prompts
-from thg.bench.pipeline import load_pipeline
-from thg.bench.shard import find_shard
+from thg.bench.samples import load_pipeline
 from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.plans.planners import look_before_you_leap, m_max
 from thg.plans.run import Run
+from thg.processes import find_shard
 from thg.profiles.profile import Profile
+from thg.prompts import read_prompts
 
 Grid = tuple[int, ...]
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thg.bench.data import write_statistics
-from thg.bench.metrics import Batch, SetMetric, load_metrics
+import torch
+from safetensors.torch import save
+
+from thg.bench.metrics import Batch, load_metrics
+from thg.bench.metrics.frechet import Gaussian
+from thg.files import write_atomically
 from training.data import DEBIAN_FOLDER, load_split
 
 TARGET = Path(__file__).parents[1] / "src" / "thg" / "bench" / "metrics" / "judge_reference.safetensors"
@@ -19,11 +23,11 @@ TARGET = Path(__file__).parents[1] / "src" / "thg" / "bench" / "metrics" / "judg
 def main() -> None:
     pictures, _ = load_split(DEBIAN_FOLDER, "t10k")
     (metric,) = load_metrics(["judge_frechet"]).metrics
-    assert isinstance(metric, SetMetric)
     for part in pictures.split(500):
-        metric.add_reference(Batch((part + 1) / 2))
-    statistics = metric.statistics()
-    write_statistics(TARGET, {name: tensor.float() for name, tensor in statistics.items()})
+        metric.update(Batch((part + 1) / 2))
+    mean, covariance = Gaussian.of(metric.rows())
+    count = torch.tensor(float(len(pictures)))
+    write_atomically(TARGET, save({"mu": mean.float(), "sigma": covariance.float(), "n": count}))
     print(f"{TARGET}: {len(pictures)} pictures")
 
 

@@ -16,8 +16,8 @@ import json
 import random
 from pathlib import Path
 
-from thg.bench.data import DataError, read_prompts
 from thg.files import write_atomically
+from thg.prompts import DataError, read_prompts
 
 TARGET = Path(__file__).parent / "data" / "coco_pairs.csv"
 

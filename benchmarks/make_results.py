@@ -60,7 +60,6 @@ def main() -> None:
     page = (HERE / "RESULTS.md").read_text(encoding="utf-8")
     parts = [section(name, page) for name in COMMANDS]
     (HERE / "RESULTS.md").write_text("\n".join([HEAD, *parts]), encoding="utf-8")
-    subprocess.run([sys.executable, HERE / "frontier.py"], check=True)
 
 
 if __name__ == "__main__":

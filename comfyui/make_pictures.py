@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation: the example workflows in ComfyUI's own page, after a run.
+"""Makes the pictures of the documentation and of the examples: ComfyUI's own page after a run, on both canvases.
 
     COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src build/comfyui/venv/bin/python comfyui/make_pictures.py
 
@@ -9,7 +9,6 @@ checkpoint. Needs chromium.
 from __future__ import annotations
 
 import io
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -21,14 +20,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "tests"))
 
 import browser  # noqa: E402
-from http_server import Server  # noqa: E402
+from http_server import EXAMPLES, Server  # noqa: E402
 
-PACK = HERE / "tortoise_hare_guidance"
-PICTURES = {
-    "beside_plain_guidance": HERE.parent / "docs" / "comfyui.png",
-    "text_to_image": PACK / "workflow.png",
-}
+DOCS, PACK = HERE.parent / "docs", HERE / "tortoise_hare_guidance"
+CANVASES = {"classic": "pinned", "nodes 2.0": "newer"}  # and the version of the page
+SIZES = ((1366, 768), (2560, 1440))
 AROUND = 24  # pixels
+THUMBNAIL = (640, 360)
 EDGES = """() => {
     const {scale, offset} = window.app.canvas.ds, box = window.app.canvas.canvas.getBoundingClientRect();
     const at = (place, side) => (place + offset[side]) * scale + [box.left, box.top][side];
@@ -40,43 +38,43 @@ EDGES = """() => {
 
 
 def main() -> None:
-    for name, target in PICTURES.items():
+    for canvas, version in CANVASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            server = Server(Path(folder))  # a new one: what is in a server's cache is not reported again
+            server = Server(Path(folder), version)
             try:
-                with browser.opened(server.url) as page:
-                    shoot(server, page, name, target)
+                with browser.opened(server.url, canvas) as page:
+                    shoot(server, page, canvas)
             finally:
                 server.stop()
 
 
-def shoot(server: Server, page: Any, name: str, target: Path) -> None:
-    page.wait_for_timeout(8_000)  # the dialog for newcomers opens at a moment of its own
-    page.keyboard.press("Escape")
-    workflow = json.loads((PACK / "example_workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    for node in workflow["nodes"]:
-        if node["type"] == "CLIPTextEncode":
-            node["widgets_values"] = ["a dark ankle boot" if node.get("title") == "Prompt" else ""]
-        if node["type"] == "KSampler":
-            node["widgets_values"][3] = 5.0  # the guidance scale of the shipped model
-    for setting in ("Comfy.Graph.CanvasInfo", "Comfy.Minimap.Visible"):
-        page.evaluate("name => window.app.extensionManager.setting.set(name, false)", setting)
-    print(browser.run(page, workflow, name))
-    while server.get("/queue")["queue_running"]:
-        page.wait_for_timeout(1_000)
-    page.wait_for_timeout(5_000)  # the pictures are fetched, and the canvas settles
-    page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-    page.mouse.move(900, 730)
-    page.wait_for_timeout(8_000)  # until the message on the finished job has gone
-    left, top, right, bottom = page.evaluate(EDGES)
-    clip = {
-        "x": left - AROUND,
-        "y": top - AROUND,
-        "width": right - left + 2 * AROUND,
-        "height": bottom - top + 2 * AROUND,
-    }
-    picture = Image.open(io.BytesIO(page.screenshot(clip=clip if target.parent == PACK else None)))
-    picture.convert("RGB").quantize(128).save(target, optimize=True)
+def shoot(server: Server, page: Any, canvas: str) -> None:
+    for name in EXAMPLES:
+        browser.load(page, browser.with_shipped_model(server.example(name)), name)
+        print(browser.run(page))
+        for width, height in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+            page.wait_for_timeout(8_000)  # until pictures are loaded and the message on the finished job has gone
+            if name == EXAMPLES[1]:
+                save(page, DOCS / f"comfyui-{canvas.replace(' ', '-')}-{width}.png")
+            if canvas == "classic" and width == SIZES[0][0]:
+                picture = save(page, PACK / "workflow.png" if name == EXAMPLES[0] else None, nodes_only=True)
+                thumbnail = picture.copy()
+                thumbnail.thumbnail(THUMBNAIL)
+                thumbnail.save(PACK / "example_workflows" / f"{name}.jpg", quality=85)
+
+
+def save(page: Any, target: Path | None, nodes_only: bool = False) -> Image.Image:
+    clip = None
+    if nodes_only:
+        left, top, right, bottom = page.evaluate(EDGES)
+        size = {"width": right - left + 2 * AROUND, "height": bottom - top + 2 * AROUND}
+        clip = {"x": left - AROUND, "y": top - AROUND, **size}
+    picture = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
+    if target is not None:
+        picture.quantize(128).save(target, optimize=True)
+    return picture
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ def test_the_copy_needs_neither_thg_nor_diffusers():
 import sys
 sys.modules["thg"] = sys.modules["diffusers"] = None
 sys.path.insert(0, {str(FOLDER)!r})
-from core.plans.planners import tapered
+from core.plans.fidelity import network_plan
 from core.plans.run import Run
-print(tapered(0.65).plan(Run.of(20)).nfe)
+print(network_plan(Run.of(20), 13).evaluations)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER)
-    assert done.stdout.strip() == "26", done.stderr
+    assert done.stdout.strip() == "13", done.stderr
 
 
 def make_test_comfyui(folder, python):

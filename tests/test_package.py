@@ -19,13 +19,13 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution", "lazy", "processes", "seeds"},
+    {"errors", "files", "distribution", "lazy", "processes", "seeds", "environment"},
     {"plans"},
     {"ode"},
     {"profiles"},
     {"adapter"},
     {"pipelines"},
-    {"calibration", "models", "prompts"},
+    {"calibration", "models", "prompts", "counting"},
     {"media"},
     {"plots"},
     {"bench"},

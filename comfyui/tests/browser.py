@@ -11,31 +11,63 @@ from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 PATIENCE = 180_000  # ms
+REPORT = "[data-testid=tortoise-hare-report]"
+READY = "window.app?.vueAppReady && window.app.graph && window.app.canvas"
+SET = "async settings => { for (const s of settings) await window.app.extensionManager.setting.set(...s); }"
+QUIET = [["Comfy.TutorialCompleted", True], ["Comfy.Graph.CanvasInfo", False], ["Comfy.Minimap.Visible", False]]
 
 
 @contextlib.contextmanager
-def opened(url: str) -> Iterator[Page]:
+def opened(url: str, canvas: str = "classic", width: int = 1366, height: int = 768) -> Iterator[Page]:
+    """canvas: "classic", or "nodes 2.0", in which nodes are parts of the page."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1500, "height": 760})
+        page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(PATIENCE)
         page.goto(url, wait_until="domcontentloaded")
-        page.wait_for_function("window.app?.vueAppReady && window.app.graph && window.app.canvas")
+        page.wait_for_function(READY)
+        page.evaluate(SET, [*QUIET, ["Comfy.VueNodes.Enabled", canvas == "nodes 2.0"]])
+        reload(page)
         yield page
         browser.close()
 
 
-def run(page: Page, workflow: dict[str, Any], name: str) -> str:
-    """Loads a workflow under a name, with a shipped model in place of its checkpoint, runs it, and returns the report
-    as the node shows it."""
+def reload(page: Page) -> None:
+    page.reload(wait_until="domcontentloaded")
+    page.wait_for_function(READY)
+
+
+def with_shipped_model(workflow: dict[str, Any]) -> dict[str, Any]:
+    """The workflow with a shipped model in place of its checkpoint, and what fits it."""
     for node in workflow["nodes"]:
         if node["type"] == "CheckpointLoaderSimple":
             node.update(type="LoadShippedModel", widgets_values=["eps"])
             node["inputs"] = [{"name": "name", "type": "COMBO", "link": None, "widget": {"name": "name"}}]
         if node["type"] == "EmptyLatentImage":
             node["widgets_values"] = [64, 64, 1]
+        if node["type"] == "CLIPTextEncode":
+            node["widgets_values"] = ["a dark ankle boot" if node.get("title") == "Prompt" else ""]
+        if node["type"] == "KSampler":
+            node["widgets_values"][3] = 5.0  # the guidance scale of the shipped model
+    return workflow
+
+
+def load(page: Page, workflow: dict[str, Any], name: str) -> None:
     page.evaluate("([workflow, name]) => window.app.loadGraphData(workflow, true, true, name)", [workflow, name])
+    page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+
+
+def run(page: Page) -> str:
+    """Runs the workflow, and returns the report once the job has ended and its messages have been handled."""
     page.evaluate("() => window.app.queuePrompt(0)")
-    shown = "window.app.graph._nodes.find(node => node.type == 'TortoiseHareReport').widgets?.[0]?.value"
-    page.wait_for_function(f"{shown}?.includes('network evaluations instead of 80')")
-    return str(page.evaluate(shown))
+    page.locator(f"{REPORT} [data-part=headline]").first.wait_for()
+    page.wait_for_function("async () => !(await (await fetch('/queue')).json()).queue_running.length")
+    page.wait_for_timeout(2_000)
+    return shown(page)
+
+
+def shown(page: Page) -> str:
+    """The text of the report on its node, as it is seen."""
+    report = page.locator(f"{REPORT}:visible")
+    report.locator("[data-part=headline]").wait_for()
+    return report.inner_text()

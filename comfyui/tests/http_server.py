@@ -9,22 +9,31 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+NEWER_PAGE = Path(os.environ["COMFYUI"]).absolute().parent / "page" / "comfyui_frontend_package" / "static"
 PATIENCE = 300  # seconds; a start takes about 15, on a busy machine more
 
 
+EXAMPLES = ("Faster text to image - Tortoise and Hare cfg speed", "Faster beside plain - Tortoise and Hare cfg speed")
+NOTES = ("Note", "MarkdownNote")  # are for the page alone
+
+
 class Server:
-    def __init__(self, folder: Path) -> None:
+    """page: "pinned", the one that belongs to this ComfyUI, or "newer"."""
+
+    def __init__(self, folder: Path, page: str = "pinned") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "server.log"
-        command = [sys.executable, str(HERE / "serve.py"), str(folder), str(port)]
+        pages = [] if page == "pinned" else [str(NEWER_PAGE)]
+        command = [sys.executable, str(HERE / "serve.py"), str(folder), str(port), *pages]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))
         try:
@@ -45,6 +54,10 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
             body = answer.read()
         return json.loads(body) if "json" in answer.headers["Content-Type"] else body
+
+    def example(self, name: str) -> Any:
+        """An example workflow, as the page gets it."""
+        return self.get(f"/api/workflow_templates/tortoise_hare_guidance/{urllib.parse.quote(name)}.json")
 
     def queue(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Runs a workflow in the API's format, and returns what its output nodes have shown."""
@@ -76,7 +89,7 @@ def as_prompt(workflow: dict[str, Any], nodes: dict[str, Any]) -> dict[str, Any]
     """A saved workflow in the format of the API, with the node definitions of /object_info."""
     sources = {link[0]: [str(link[1]), link[2]] for link in workflow["links"]}
     prompt = {}
-    for node in workflow["nodes"]:
+    for node in (node for node in workflow["nodes"] if node["type"] not in NOTES):
         given = iter(node["widgets_values"])
         inputs = {}
         for item in node["inputs"]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import comfy.samplers
 import nodes
 import torch
+from comfy_extras import nodes_custom_sampler
 from pack.nodes import TortoiseHareGuidance, TortoiseHareReport
 
 STEPS = 20
@@ -20,7 +22,7 @@ CFG = {"eps": 5.0, "flow": 4.0}
 class Result:
     latents: torch.Tensor
     pictures: torch.Tensor
-    calls: list[int]  # branches of each evaluation of conditions
+    calls: list[int]  # branches of each evaluation of the network
 
 
 def with_thg(model: Any, **inputs: Any) -> Any:
@@ -29,6 +31,13 @@ def with_thg(model: Any, **inputs: Any) -> Any:
 
 def report(latents: torch.Tensor) -> str:
     return TortoiseHareReport.execute({"samples": latents})[1]
+
+
+def estimate(latents: torch.Tensor) -> float:
+    """The estimated error in the report."""
+    found = re.search(r"\((\d+\.\d)%\)", report(latents))
+    assert found, report(latents)
+    return float(found[1]) / 100
 
 
 def counted(model: Any, calls: list[int]) -> Any:
@@ -55,14 +64,32 @@ def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, s
     return Result(out["samples"], shipped.decode(out["samples"]), calls)
 
 
+def custom(shipped: Any, guider: Any, steps: int = STEPS, sampler: Any = "euler") -> torch.Tensor:
+    """One run of the node SamplerCustomAdvanced."""
+    schedule = shipped.model.get_model_object("model_sampling")
+    sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", steps)
+    noise = nodes_custom_sampler.Noise_RandomNoise(0)
+    chosen = comfy.samplers.sampler_object(sampler) if isinstance(sampler, str) else sampler
+    latent = {"samples": torch.zeros(1, 4, 8, 8)}
+    return nodes_custom_sampler.SamplerCustomAdvanced.execute(noise, guider, chosen, sigmas, latent)[0]["samples"]
+
+
 @dataclass
 class Compared:
     plain: Result
     ours: Result
 
+    def __str__(self) -> str:
+        return f"{self.psnr:.1f} dB, {self.error:.2%} off; {report(self.ours.latents).splitlines()[0]}"
+
     @property
     def psnr(self) -> float:
         return psnr(self.ours.pictures, self.plain.pictures)
+
+    @property
+    def error(self) -> float:
+        """Of the latents, relative."""
+        return float((self.ours.latents - self.plain.latents).norm() / self.plain.latents.norm())
 
     @property
     def share(self) -> float:

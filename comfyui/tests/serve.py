@@ -1,8 +1,9 @@
 """Starts ComfyUI's own server, on this machine's loopback alone, with a folder of its own.
 
-    python serve.py FOLDER PORT
+    python serve.py FOLDER PORT [PAGE]
 
-FOLDER/custom_nodes gets a copy of the nodes, as a user would make it, and the loader of the shipped models.
+FOLDER/custom_nodes gets a copy of the nodes, as a user would make it, and the loader of the shipped models. PAGE is the
+folder of another version of ComfyUI's page.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main() -> None:
     stubs.install()
     sys.path.insert(0, str(comfyui))
     os.chdir(comfyui)
-    options = ["--cpu", "--listen", "127.0.0.1", "--port", port, "--base-directory", str(folder)]
+    options = ["--front-end-root", sys.argv[3]] if len(sys.argv) > 3 else []
+    options += ["--cpu", "--listen", "127.0.0.1", "--port", port, "--base-directory", str(folder)]
     sys.argv = ["main.py", *options, "--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
     runpy.run_path(str(comfyui / "main.py"), run_name="__main__")
 

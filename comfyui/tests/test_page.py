@@ -1,44 +1,76 @@
-"""ComfyUI's page in a real browser: the example opens from the templates, and Run shows the report."""
+"""ComfyUI's page in a real browser, in the version that belongs to this ComfyUI and in a newer one, on both canvases:
+the report appears and stays, and the examples and nodes are found."""
 
 import contextlib
 import json
+import re
 
 import pytest
+from http_server import EXAMPLES, Server
 
 playwright = pytest.importorskip("playwright.sync_api")
 browser = pytest.importorskip("browser")
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no chromium")
 LOOK, LOOKS = 2_000, 60  # ms
-OPENED = "window.app.graph._nodes.some(node => node.type == 'TortoiseHareGuidance')"
+WORDS = ("tortoise", "faster", "speed", "cfg")
 
 
 @pytest.fixture(scope="module")
-def page(server):
-    if browser.CHROMIUM is None:
-        pytest.skip("there is no chromium")
-    with browser.opened(server.url) as page:
-        yield page
+def servers(server, tmp_path_factory):
+    newer = Server(tmp_path_factory.mktemp("newer"), "newer")
+    yield {"pinned": server, "newer": newer}
+    newer.stop()
 
 
-def open_example(page):
-    """From the templates browser, which opens for a new user by itself, sooner or later, over everything else.
+@pytest.mark.parametrize("canvas", ["classic", "nodes 2.0"])
+@pytest.mark.parametrize("version", ["pinned", "newer"])
+def test_the_report_stays(servers, version, canvas):
+    server = servers[version]
+    workflow = browser.with_shipped_model(server.example(EXAMPLES[0]))
+    with browser.opened(server.url, canvas) as page:
+        browser.load(page, workflow, "one")
+        page.wait_for_function("!window.app.canvas.low_quality", timeout=10_000)  # texts are drawn at 1,366 pixels
+        text = browser.run(page)
+        headline, details = text.split("\n")[0], text.split("\n")[-1]
+        assert re.fullmatch(r"\d\d% saved · \d\.\dx · [a-z ]+ \(\d\.\d%\)", headline)
+        assert re.fullmatch(r"the network ran at \d+ of 30 calls, in \d+\.\d\d s", details)
+        bars = page.locator(f"{browser.REPORT} [data-part=strip] > div").evaluate_all(
+            "bars => bars.map(bar => getComputedStyle(bar).backgroundColor)"
+        )
+        assert len(bars) == 30
+        assert len(set(bars)) == 2, "evaluated and skipped calls have different colours"
+        assert bars.count(bars[0]) == int(re.search(r"ran at (\d+)", details)[1])
+        assert browser.run(page) == text, "of a run that is in the server's cache"
+        browser.reload(page)
+        assert browser.shown(page) == text, "after a reload"
 
-    So each look tries the last step first: the example, the pack in the browser's list, the button that opens it.
-    """
-    example, pack = (page.get_by_text(text).first for text in ("text_to_image", "tortoise_hare_guidance"))
-    button = page.get_by_role("button", name="Templates").first
-    for _ in range(LOOKS):
-        for part in (example, pack, button):
-            if part.is_visible():
-                with contextlib.suppress(playwright.TimeoutError):
-                    part.click(timeout=LOOK)
-                break
+        plain = json.loads(json.dumps(workflow))
+        sampler = next(node for node in plain["nodes"] if node["type"] == "KSampler")
+        sampler["widgets_values"][4] = "euler_ancestral"
+        browser.load(page, plain, "two")
+        lines = browser.run(page).split("\n")
+        assert lines[0] == "nothing saved"
+        assert lines[-1].startswith("nothing is skipped: the sampler adds noise"), "each line stands alone"
+        page.get_by_text("one", exact=True).first.click()
+        page.wait_for_function(
+            "name => window.app.extensionManager.workflow.activeWorkflow.filename == name", arg="one"
+        )
+        page.wait_for_timeout(LOOK)
+        assert browser.shown(page) == text, "after another workflow was open"
+
+
+@pytest.mark.parametrize("version", ["pinned", "newer"])
+def test_examples_and_nodes_are_found(servers, version):
+    with browser.opened(servers[version].url) as page:
+        found = page.evaluate("() => Object.values(window.LiteGraph.registered_node_types).map(type => type.nodeData)")
+        for data in filter(None, found):
+            if data["name"] in ("TortoiseHareGuidance", "TortoiseHareReport"):
+                assert set(WORDS) <= set(data["search_aliases"])
+        page.evaluate("() => window.app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+        for word in WORDS:
+            search = page.get_by_placeholder(re.compile("search", re.IGNORECASE)).last
+            search.fill(word)
+            page.get_by_text(EXAMPLES[0]).first.wait_for()
         with contextlib.suppress(playwright.TimeoutError):
-            page.wait_for_function(OPENED, timeout=LOOK)
-            return
-    raise AssertionError(f"the example does not open\n{page.locator('body').inner_text()}")
-
-
-def test_the_example_opens_and_runs(page):
-    open_example(page)
-    workflow = json.loads(page.evaluate("() => JSON.stringify(window.app.graph.serialize())"))
-    assert "●" in browser.run(page, workflow, "text_to_image")
+            page.get_by_text(EXAMPLES[0]).first.click(timeout=LOOK)
+        page.wait_for_function("window.app.graph._nodes.some(node => node.type == 'TortoiseHareGuidance')")

@@ -1,30 +1,22 @@
-"""Every sampler and every scheduler of ComfyUI's lists: the evaluations are saved, and the picture stays the same."""
+"""Every sampler and every scheduler of ComfyUI's lists: evaluations are saved, and the picture stays the same; or
+everything is evaluated, and the report says why."""
 
 import comfy.samplers
 import pytest
+import torch
+import torchsde
+from comfy_extras import nodes_custom_sampler
 from pack.sampler import DryRun
-from sampling import ALL_SAMPLERS, CFG, compared, ksampler, psnr, report, strip, with_thg
+from sampling import ALL_SAMPLERS, CFG, PROMPTS, compared, estimate, ksampler, psnr, report, strip, with_thg
 from shipped import CPU
 
 CALLS = 30  # of the denoiser in a run, about
 NOISE = ("ancestral", "sde", "ddpm", "lcm", "seeds", "sa_solver")  # in their names
-PLAIN = {name: "in its own formula" for name in ALL_SAMPLERS if "cfg_pp" in name and "ancestral" in name}
+PLAIN = {name: "adds noise" for name in ALL_SAMPLERS if any(kind in name for kind in NOISE)}
 PLAIN["dpm_adaptive"] = "chooses its steps"
 SAVING = [name for name in ALL_SAMPLERS if name not in PLAIN]
-PAIRS = [("eps", name) for name in SAVING] + [("flow", name) for name in SAVING if not name.endswith("_gpu")]
-
-
-def adds_noise(sampler):
-    return any(kind in sampler for kind in NOISE)
-
-
-def floor(sampler):
-    """The least PSNR of pictures to those of plain guidance, in dB; pictures of other seeds are at about 10."""
-    if sampler == "lcm":  # each step starts from new noise alone
-        return 25
-    if sampler.startswith("ipndm"):  # of order 4: an error of the term acts on four steps
-        return 33
-    return 28 if adds_noise(sampler) else 36
+PAIRS = [(model, name) for model in ("eps", "flow") for name in SAVING]
+ALIKE = 38  # dB, of pictures to those of the plain run; pictures of other seeds are at about 10
 
 
 def cfg(shipped, sampler):
@@ -34,8 +26,7 @@ def cfg(shipped, sampler):
 def known(shipped, sampler, steps):
     """What is known of a run before it starts."""
     sigmas = comfy.samplers.KSampler(shipped.model, steps, CPU, sampler, "normal", 1.0).sigmas
-    schedule, chosen = shipped.model.get_model_object("model_sampling"), comfy.samplers.sampler_object(sampler)
-    return DryRun(chosen, sigmas, schedule, cfg(shipped, sampler), 0).run()
+    return DryRun(comfy.samplers.sampler_object(sampler), sigmas, comfy.samplers.CFGGuider(shipped.model), 0).run()
 
 
 def watched(model, seen):
@@ -53,47 +44,86 @@ def watched(model, seen):
 @pytest.mark.parametrize(("name", "sampler"), PAIRS)
 def test_each_sampler(name, sampler, request):
     shipped, seen = request.getfixturevalue(name), []
-    calls_per_step = round(known(shipped, sampler, 10)[1].steps / 10)
+    calls_per_step = round(known(shipped, sampler, 10)[1][0].steps / 10)
     given = {"sampler": sampler, "steps": CALLS // calls_per_step, "cfg": cfg(shipped, sampler)}
-    calls, run = known(shipped, sampler, given["steps"])
+    calls, runs = known(shipped, sampler, given["steps"])
     plain = ksampler(shipped, watched(shipped.model, seen), **given)
     assert calls.sigmas == tuple(seen), "each call is known before the run"
-    assert run.adds_noise == adds_noise(sampler)
-    assert (run.response is None) == run.adds_noise
+    assert all(run.response is not None for run in runs)
 
     result = ksampler(shipped, with_thg(shipped.model), **given)
-    marks = strip(result.latents)
-    assert result.calls == [2 if mark == "●" else 1 for mark in marks], "the report does not tell what was evaluated"
-    assert f"{sum(result.calls)} network evaluations instead of {sum(plain.calls)}" in report(result.latents)
+    evaluated = strip(result.latents).count("●")
+    assert evaluated == len(result.calls), "the report does not tell what was evaluated"
+    assert f"at {evaluated} of {len(plain.calls)} calls" in report(result.latents)
     found = psnr(result.pictures, plain.pictures)
-    print(f"\n{name} {sampler} {sum(result.calls)}/{sum(plain.calls)} {found:.1f} dB")
-    assert sum(result.calls) < (0.95 if run.adds_noise else 0.93 if "cfg_pp" in sampler else 0.82) * sum(plain.calls)
-    assert found > floor(sampler)
-
-
-@pytest.mark.parametrize("sampler", ["euler_ancestral", "dpmpp_sde", "dpmpp_2m_sde", "dpmpp_3m_sde", "lcm"])
-@pytest.mark.parametrize("name", ["eps", "flow"])
-def test_noise_with_other_seeds(name, sampler, request):
-    """With some seeds, a small difference early in such a run leads to another picture."""
-    shipped, steps = request.getfixturevalue(name), CALLS // 2 if sampler == "dpmpp_sde" else CALLS
-    for seed in (1, 2):
-        result = compared(shipped, shipped.model, sampler=sampler, steps=steps, seed=seed)
-        print(f"\n{name} {sampler} seed {seed} {result.psnr:.1f} dB")
-        assert result.psnr > floor(sampler)
+    print(f"\n{name} {sampler} {evaluated}/{len(plain.calls)} {found:.1f} dB, {report(result.latents).splitlines()[0]}")
+    assert evaluated < (0.8 if "cfg_pp" in sampler else 0.7) * len(plain.calls)
+    assert found > ALIKE
 
 
 @pytest.mark.parametrize("sampler", PLAIN)
-def test_the_others_run_as_plain_guidance_and_say_why(eps, sampler):
-    scale = cfg(eps, sampler)
-    plain = ksampler(eps, eps.model, sampler, steps=5, cfg=scale)
-    result = ksampler(eps, with_thg(eps.model), sampler, steps=5, cfg=scale)
+def test_the_others_evaluate_everything_and_say_why(eps, sampler):
+    trees = []
+    plain = ksampler(eps, eps.model, sampler, steps=4, cfg=cfg(eps, sampler))
+    with pytest.MonkeyPatch.context() as patch:
+        made = torchsde.BrownianTree.__init__
+        patch.setattr(torchsde.BrownianTree, "__init__", lambda *args, **more: trees.append(made(*args, **more)))
+        result = ksampler(eps, with_thg(eps.model), sampler, steps=4, cfg=cfg(eps, sampler))
     assert result.latents.equal(plain.latents)
     assert PLAIN[sampler] in report(result.latents)
+    assert len(trees) <= 1, "the dry run builds no Brownian tree, which takes longer than a small model's run"
 
 
 @pytest.mark.parametrize("scheduler", comfy.samplers.SCHEDULER_NAMES)
-def test_each_scheduler(eps, scheduler):
-    result = compared(eps, eps.model, sampler="dpmpp_2m", scheduler=scheduler, steps=CALLS)
-    print(f"\n{scheduler} {result.share:.2f} {result.psnr:.1f} dB")
-    assert result.share < 0.8
-    assert result.psnr > 36
+@pytest.mark.parametrize(("name", "sampler"), [("eps", "dpmpp_2m"), ("flow", "euler")])
+def test_each_scheduler(name, sampler, scheduler, request):
+    shipped = request.getfixturevalue(name)
+    result = compared(shipped, shipped.model, sampler=sampler, scheduler=scheduler, steps=CALLS)
+    print(f"\n{name} {scheduler} {result}")
+    assert result.share < 0.75
+    assert result.psnr > ALIKE
+
+
+def test_heunpp2_on_a_karras_schedule(flow):
+    assert compared(flow, flow.model, sampler="heunpp2", scheduler="karras", steps=10).psnr > ALIKE
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
+def test_without_guidance(name, sampler, request):
+    """At scale 1, which distilled models are used with, the network leaps as well."""
+    shipped = request.getfixturevalue(name)
+    result = compared(shipped, shipped.model, sampler=sampler, steps=CALLS, cfg=1.0)
+    print(f"\n{name} {sampler} {result}")
+    assert result.share < 0.7
+    assert result.psnr > ALIKE
+
+
+def third_party(model, x, sigmas, extra_args=None, callback=None, disable=None):
+    """Euler's method in the way of other packs: it looks at the model's parts, its device and its conditions."""
+    inner = model.inner_model.inner_model
+    x = x.to(inner.device, torch.float64)
+    assert model.inner_model.conds["positive"]
+    assert inner.diffusion_model is not None
+    assert model.inner_model.model_patcher.get_model_object("latent_format").latent_channels
+    sigma_max = inner.model_sampling.sigma_max.to(inner.device)
+    for now, after in zip(sigmas[:-1].double(), sigmas[1:].double(), strict=True):
+        assert now <= 1.01 * sigma_max
+        denoised = model(x.float(), now.float().reshape(1), **extra_args).to(x)
+        x = denoised + after / now * (x - denoised)
+    return x.float()
+
+
+def test_a_sampler_of_another_pack(eps):
+    sampler = comfy.samplers.KSAMPLER(third_party)
+    sigmas = comfy.samplers.calculate_sigmas(eps.model.get_model_object("model_sampling"), "normal", CALLS)
+    prompt, empty, latent = eps.encode(PROMPTS[0]), eps.encode(""), {"samples": torch.zeros(1, 4, 8, 8)}
+
+    def run(model):
+        given = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
+        return nodes_custom_sampler.SamplerCustom.execute(*given)[0]["samples"]
+
+    ours = run(with_thg(eps.model))
+    assert strip(ours).count("●") < 0.7 * CALLS
+    assert estimate(ours) < 0.02
+    assert psnr(eps.decode(ours), eps.decode(run(eps.model))) > ALIKE

@@ -2,8 +2,8 @@
 
 import pytest
 from pack.core.errors import PlanError
-from pack.core.plans.guide import Run
-from pack.settings import Settings, step_list
+from pack.core.plans.run import Run
+from pack.settings import PRESETS, Settings, step_list
 
 
 def run(steps=20, **more):
@@ -26,29 +26,44 @@ def test_what_is_no_list_of_steps(text):
         step_list(text)
 
 
-def test_no_error_is_plain_guidance():
-    assert plan(Settings(error=0.0)).coarse == tuple(range(20))
+@pytest.mark.parametrize("text", ["0-999999999", "12345", "9" * 400, "1," * 600, "9-3"])
+def test_a_list_of_steps_is_bounded(text):
+    with pytest.raises(PlanError, match="list of steps"):
+        step_list(text)
 
 
-def test_less_error_is_more_evaluations():
-    counts = [plan(Settings(error=error)).evaluations for error in (0.1, 0.01, 0.003)]
-    assert counts == sorted(set(counts))
+def test_steps_beyond_the_run_are_told():
+    with pytest.raises(PlanError, match="none of the listed steps, 90 to 99, is in this run"):
+        plan(Settings(steps=step_list("90-99")))
+    assert plan(Settings(steps=step_list("3-99"))).coarse == (0, *range(3, 20))
+
+
+def test_no_error_is_every_evaluation():
+    with pytest.raises(PlanError, match="ask for every evaluation"):
+        plan(Settings(error=PRESETS["off"]))
+
+
+def test_the_presets_go_from_close_to_fast():
+    counts = [plan(Settings(error=PRESETS[name]), run(40)).evaluations for name in ("quality", "balanced", "fast")]
+    assert counts == sorted(set(counts), reverse=True)
 
 
 def test_a_share_comes_before_an_error_and_steps_before_a_share():
-    assert plan(Settings(error=0.0, evaluations=0.65)).nfe == 26
+    assert plan(Settings(error=0.0, evaluations=0.65)).evaluations == 13
     assert plan(Settings(evaluations=0.65, steps=(0, 7, 40))).coarse == (0, 7)
-    assert plan(Settings(evaluations=0.5)).evaluations == 1
+    assert plan(Settings(evaluations=0.01)).evaluations == 3
 
 
 def test_outside_of_its_part_everything_is_evaluated():
-    coarse = plan(Settings(evaluations=0.5, start_percent=0.25, end_percent=0.7)).coarse
-    assert coarse == (*range(6), *range(15, 20))
+    coarse = plan(Settings(evaluations=0.4, start_percent=0.25, end_percent=0.7)).coarse
+    assert {*range(6), *range(15, 20)} < set(coarse)
+    assert len(coarse) == 5 + 4 + 5
+    with pytest.raises(PlanError, match="no call lies between 100% and 100%"):
+        plan(Settings(start_percent=1.0))
 
 
-def test_where_noise_is_added_the_term_is_held():
-    noisy = plan(Settings(), run(40, adds_noise=True))
-    assert noisy.hare_order == 1
-    assert noisy.coarse == (*range(20), *range(21, 40, 2)), "every other call of the later half"
-    assert plan(Settings()).hare_order == 2
+def test_noise_and_the_corrector():
+    with pytest.raises(PlanError, match="adds noise"):
+        plan(Settings(), run(40, adds_noise=True))
+    assert plan(Settings()).corrector > 0
     assert plan(Settings(corrector=False)).corrector == 0

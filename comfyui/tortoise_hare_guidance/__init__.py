@@ -2,4 +2,6 @@
 
 from .nodes import comfy_entrypoint
 
-__all__ = ["comfy_entrypoint"]
+WEB_DIRECTORY = "./web"
+
+__all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]

@@ -1,59 +1,46 @@
-"""Detects other patches on a model that need the unconditional branch at every step.
-
-Such a run is plain guidance, and the report says why.
-"""
+"""Detects other nodes that skip parts of the network or whole calls themselves. Such a run skips nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-INSIDE = ("apply_model", "diffusion_model")  # wrappers around the network itself
-ATTENTION = {  # nodes whose attention patches compare the two branches
-    "NAGuidance": "Normalized Attention Guidance needs both branches in one batch",
-    "SelfAttentionGuidance": "Self-Attention Guidance needs the attention of the unconditional branch",
+SKIPPING = {  # in the names of their functions, packs and options, in lower case
+    "easycache": "EasyCache",
+    "lazycache": "LazyCache",
+    "teacache": "TeaCache",
+    "rel_l1_thresh": "TeaCache",
+    "magcache": "MagCache",
+    "wavespeed": "WaveSpeed",
+    "spectrum": "Spectrum",
 }
-FORMULAS = {  # guidance formulas that are sensitive to a large correction in one step
-    "CFGZeroStar": "CFG-Zero* scales the unconditional branch by its similarity to the other",
-}
+CACHE = "cache"  # in the name of a function: one that is not listed
 
 
 def obstacle(model_options: dict[str, Any]) -> str:
-    """Why no evaluation may be skipped with these options; empty if they may."""
-    options = model_options.get("transformer_options", {})
-    inside = [_name(wrapper) for kind in INSIDE for wrapper in _functions(options.get("wrappers", {}).get(kind))]
-    inside.append(_name(model_options.get("model_function_wrapper")))
-    if "rel_l1_thresh" in options:  # set by TeaCache
-        inside.append("TeaCache")
-    cache = next((name for name in inside if "cache" in name.lower()), None)
-    if cache is not None:
-        return f"a cache inside the network ({cache.split('.')[0]}) needs both branches at every step"
-    names = {_name(patch).split(".")[0] for patch in patches(model_options)}
-    return next((reason for node, reason in ATTENTION.items() if node in names), "")
+    """Why no call may be skipped with these options; empty if they may."""
+    options, all_functions = model_options.get("transformer_options", {}), list(functions(model_options))
+    names = [*map(_name, all_functions), *map(str, options)]
+    names += [str(key) for wrappers in options.get("wrappers", {}).values() for key in wrappers]
+    packs = [str(getattr(function, "__module__", "")).split("custom_nodes")[-1] for function in all_functions]
+    text = " ".join([*names, *packs]).lower()
+    found = next((name for part, name in SKIPPING.items() if part in text), None)
+    found = found or next((name for name in map(_name, all_functions) if CACHE in name.lower()), None)
+    return f"{found} is on, which skips by itself; remove one of the two nodes" if found else ""
 
 
-def patches(model_options: dict[str, Any]) -> Iterator[Any]:
-    """The patches inside the network."""
-    options = model_options.get("transformer_options", {})
-    return _functions((options.get("patches"), options.get("patches_replace")))
-
-
-def no_corrector(model_options: dict[str, Any]) -> str:
-    """Why the corrector is off with these options; empty if it is not."""
-    names = {_name(function).split(".")[0] for function in _functions(model_options.get("sampler_post_cfg_function"))}
-    return next((reason for node, reason in FORMULAS.items() if node in names), "")
-
-
-def _functions(nest: Any) -> Iterator[Any]:
-    """All functions in nested dictionaries and lists."""
-    if isinstance(nest, dict):
-        nest = list(nest.values())
-    if isinstance(nest, list | tuple):
-        for item in nest:
-            yield from _functions(item)
-    elif callable(nest):
-        yield nest
+def functions(model_options: dict[str, Any]) -> Iterator[Any]:
+    """The functions of all nodes on a model, in nested dictionaries and lists."""
+    todo: list[Any] = [model_options]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            todo += item.values()
+        elif isinstance(item, list | tuple):
+            todo += item
+        elif callable(item):
+            yield item
 
 
 def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__) if function is not None else ""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

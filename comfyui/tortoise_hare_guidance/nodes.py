@@ -1,20 +1,26 @@
-"""The nodes: one applies the guidance to a model, one reports the cost of a run."""
+"""The nodes: one makes a model's runs faster, one reports what a run has saved."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import comfy.model_patcher
 import comfy.utils
-from comfy_api.latest import ComfyExtension, io, ui
-from server import PromptServer
+from comfy_api.latest import ComfyExtension, io
 
-from .core.plans.fidelity import DEFAULT_ERROR
-from .report import Reports, text_of
+from .core.errors import PlanError
+from .report import Report, Reports, ancestors
 from .session import KEY, OUTER_SAMPLE, Session
-from .settings import Settings, step_list
+from .settings import DEFAULT_PRESET, PRESETS, Settings, step_list
+
+NAME = "Tortoise and Hare Guidance"
+SEARCH = ["thg", "tortoise", "hare", "faster", "speed", "accelerate", "skip", "cache", "cfg", "guidance"]
+NO_RUN = (
+    f"No run of {NAME} ended with these latents. Connect the output of the sampler that has the node's model, directly."
+)
 
 log = logging.getLogger(__name__)
 reports = Reports()
@@ -33,77 +39,106 @@ def guided(settings: Settings) -> Callable[..., Any]:
             latents = executor(*args, **kwargs)
         finally:
             guider.model_options = options
-            session.release()
-        text = text_of(session)
-        log.info(text)
-        reports.add(text, latents)
+        report = session.report()
+        log.info("%s: %s", NAME, report.text())
+        reports.add(report, latents)
         return latents
 
     return outer_sample
 
 
+def _known(kind: Any, *args: Any, **options: Any) -> Any:
+    """An object of ComfyUI's interface, with those of the options that this version knows."""
+    known = inspect.signature(kind).parameters
+    return kind(*args, **{name: value for name, value in options.items() if name in known})
+
+
+def _advanced(kind: Any, name: str, **options: Any) -> Any:
+    """An input that few people need."""
+    return _known(kind.Input, name, advanced=True, **options)
+
+
 def _percent(name: str, default: float, tooltip: str) -> Any:
     """A position in the run, from 0 to 1."""
-    return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, advanced=True, tooltip=tooltip)
+    return _advanced(io.Float, name, default=default, min=0.0, max=1.0, step=0.01, tooltip=tooltip)
 
 
 class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return _known(
+            io.Schema,
             node_id="TortoiseHareGuidance",
-            display_name="Tortoise and Hare Guidance",
+            display_name=NAME,
             category="model/patch",
-            description="Classifier-free guidance with fewer network evaluations: the negative branch runs at some "
-            "steps only and is predicted in between. Works with every sampler node; the picture stays nearly the same.",
-            search_aliases=["thg", "cfg", "speed", "skip uncond", "adaptive guidance", "negative prompt"],
+            description="Faster sampling: the network runs at some of the calls only, its output is predicted in "
+            "between, and predictions are corrected. Works with guidance (cfg) and without, with any sampler that adds "
+            "no noise. The picture stays nearly the same.",
+            search_aliases=SEARCH,
             inputs=[
                 io.Model.Input("model"),
-                io.Float.Input(
+                io.Combo.Input(
+                    "preset",
+                    options=list(PRESETS),
+                    default=DEFAULT_PRESET,
+                    tooltip="quality: closest to the picture without the node; balanced: a difference that is hard to "
+                    "see; fast: a visible one. off: everything is evaluated.",
+                ),
+                _advanced(
+                    io.Float,
                     "error",
-                    default=DEFAULT_ERROR,
+                    default=0.0,
                     min=0.0,
                     max=0.5,
                     step=0.001,
                     round=0.0001,
-                    tooltip="How far the result may be from plain guidance: 0.01 is 1 %, which is hard to see. More "
-                    "is faster. 0 is plain guidance, bit for bit.",
+                    tooltip="Instead of the preset: how far the result may be from the one without the node. 0.01 is "
+                    "1 %, the preset balanced. More is faster. 0: the preset.",
                 ),
-                io.Float.Input(
+                _advanced(
+                    io.Float,
                     "evaluations",
                     default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    advanced=True,
-                    tooltip="Instead of an error: the share of plain guidance's network evaluations to spend, from 0.5 "
-                    "to 1. 0.65 saves about a third. 0: as many as the error needs.",
+                    tooltip="Instead of an error: the share of the network's calls to evaluate. 0.5 is twice as fast. "
+                    "0: as many as the error needs.",
                 ),
-                io.String.Input(
+                _advanced(
+                    io.String,
                     "steps",
                     default="",
-                    advanced=True,
-                    tooltip='Instead of both: the steps at which the negative branch runs, such as "0-4, 6, 9-28:3".',
+                    tooltip='Instead of both: the steps at which the network runs, such as "0-4, 6, 9-28:3".',
                 ),
-                _percent("start_percent", 0.0, "Before this part of the run, guidance is plain."),
-                _percent("end_percent", 1.0, "After this part of the run, guidance is plain."),
-                io.Combo.Input(
+                _percent("start_percent", 0.0, "Before this part of the run, everything is evaluated."),
+                _percent("end_percent", 1.0, "After this part of the run, everything is evaluated."),
+                _advanced(
+                    io.Combo,
                     "corrector",
                     options=["auto", "off"],
                     default="auto",
-                    advanced=True,
-                    tooltip="Correct the errors of predictions, at no cost. Not used with samplers that add noise.",
+                    tooltip="Correct the errors of predictions, at no cost, where the sampler allows it.",
                 ),
-                io.Boolean.Input("verbose", default=False, advanced=True, tooltip="Log the plan of each run."),
+                _advanced(io.Boolean, "verbose", default=False, tooltip="Log the plan of each run."),
             ],
             outputs=[io.Model.Output(tooltip="The model, for any sampler.")],
         )
 
     @classmethod
+    def validate_inputs(cls, steps: str = "") -> bool | str:
+        try:
+            step_list(steps or "")
+        except PlanError as error:
+            return str(error)
+        return True
+
+    @classmethod
     def execute(
         cls,
         model: Any,
-        error: float = DEFAULT_ERROR,
+        preset: str = DEFAULT_PRESET,
+        error: float = 0.0,
         evaluations: float = 0.0,
         steps: str = "",
         start_percent: float = 0.0,
@@ -112,7 +147,13 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
         verbose: bool = False,
     ) -> io.NodeOutput:
         settings = Settings(
-            error, evaluations, step_list(steps), start_percent, end_percent, corrector == "auto", verbose
+            error or PRESETS[preset],
+            evaluations,
+            step_list(steps),
+            start_percent,
+            end_percent,
+            corrector == "auto",
+            verbose,
         )
         patched = model.clone()
         patched.remove_wrappers_with_key(OUTER_SAMPLE, KEY)  # a second node on a model replaces the first
@@ -123,14 +164,17 @@ class TortoiseHareGuidance(io.ComfyNode):  # type: ignore[misc]
 class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(
+        return _known(
+            io.Schema,
             node_id="TortoiseHareReport",
             display_name="Tortoise and Hare Report",
             category="model/patch",
-            description="The cost of the run that made these latents, compared with plain guidance.",
+            description="What the run that made these latents has saved, and how far the result is from the one "
+            "without the node, by estimate.",
+            search_aliases=SEARCH,
             inputs=[io.Latent.Input("samples", tooltip="The output of a sampler.")],
             outputs=[io.Latent.Output("latent", tooltip="The same latents."), io.String.Output("report")],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             is_output_node=True,
         )
 
@@ -139,12 +183,10 @@ class TortoiseHareReport(io.ComfyNode):  # type: ignore[misc]
         latents = samples["samples"]
         if latents.is_nested:
             latents, _ = comfy.utils.pack_latents(latents.unbind())
-        text = reports.find(latents) or (
-            "No run with Tortoise and Hare Guidance ended with these latents. Connect the sampler's output directly."
-        )
-        if cls.hidden is not None and cls.hidden.unique_id:  # in a server: shown on the node
-            PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
-        return io.NodeOutput(samples, text, ui=ui.PreviewText(text))
+        hidden = cls.hidden
+        nodes = ancestors(hidden.prompt, hidden.unique_id) if hidden is not None and hidden.prompt else set()
+        report = reports.find(latents, nodes) or Report(note=NO_RUN)
+        return io.NodeOutput(samples, report.text(), ui=report.shown())
 
 
 class Nodes(ComfyExtension):  # type: ignore[misc]

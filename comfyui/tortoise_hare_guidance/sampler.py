@@ -1,15 +1,16 @@
 """Executes a ComfyUI sampler on a few numbers before its run, with a surrogate for the model.
 
-The surrogate has the attributes of ComfyUI's guided model that samplers use, a copy of the model's noise schedule, and
-no network.
+The surrogate passes everything on to the real objects, except for what would use the network or its device: it has no
+network, and a copy of the model's noise schedule on the CPU.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,27 +19,33 @@ from torch import Tensor
 
 from .core.errors import ScheduleError
 from .core.plans.calls import Answer, Calls, trace
-from .core.plans.guide import Run
 from .core.plans.response import Response
+from .core.plans.run import Run
+from .outputs import Formula
 
 TINY = 1e-12
 BACK = 1.5  # steps; a sampler without restarts goes back by at most one (heunpp2)
+CPU = torch.device("cpu")
+GUIDED, UNCONDITIONAL = (1.0, 0.0), (0.0, 1.0)  # shares of the answer in the two outputs
 
 
 class DryRun:
-    """The inputs of a run: its sampler, its noise levels, the model's schedule, the scale."""
+    """The inputs of a run: its sampler, its noise levels, the guider with the model."""
 
-    def __init__(self, sampler: Any, sigmas: Tensor, model_sampling: Any, cfg: float | None, seed: int | None) -> None:
+    def __init__(self, sampler: Any, sigmas: Tensor, guider: Any, seed: int | None) -> None:
         self._function = getattr(sampler, "sampler_function", None)
         self._options = getattr(sampler, "extra_options", {})
         self._name = getattr(self._function, "__name__", type(sampler).__name__)
         self._sigmas = sigmas.detach().cpu()
-        self._schedule = copy.deepcopy(model_sampling).to("cpu")
-        self._cfg, self._seed = cfg, seed
-        self._own_formula = False  # does the sampler use the branches in its own formula (CFG++)?
+        self._schedule = copy.deepcopy(guider.model_patcher.get_model_object("model_sampling")).to(CPU)
+        self._guider, self._seed = guider, seed
+        self._own_formula = False  # does the sampler use the unconditional output, too (CFG++)?
 
-    def run(self) -> tuple[Calls, Run]:
-        """The calls of the denoiser, and the run; raises a ScheduleError with the reason if they cannot be found."""
+    def run(self) -> tuple[Calls, list[Run]]:
+        """The calls of the denoiser, and the run with the response to each of its outputs (see `outputs.py`).
+
+        Raises a ScheduleError with the reason if they cannot be found.
+        """
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
         try:
@@ -48,29 +55,19 @@ class DryRun:
         except Exception as error:  # a third-party sampler or schedule may raise anything
             raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
 
-    def _found(self) -> tuple[Calls, Run]:
-        calls, scale = trace(self._run, self._unit), self._guidance_scale()
-        if scale == 1:
-            calls = replace(calls, response=None, no_response="at scale 1 there is no guidance")
-        if calls.response is not None and scale is not None:
-            matrix = calls.response.matrix / (scale - 1)  # it was measured with guidance, which has this factor
-            calls = replace(calls, response=Response(matrix, np.array([self._seen(sigma) for sigma in calls.sigmas])))
-        run = calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
+    def _found(self) -> tuple[Calls, list[Run]]:
+        calls, run = self._response_to(GUIDED)
         levels = self._sigmas.diff().sign()
         if len({1.0, -1.0} & set(levels.tolist())) == 2 or np.diff(run.positions).min(initial=0.0) < -BACK:
-            raise ScheduleError("the noise level falls and rises again, and the guidance term changes with it")
-        if self._own_formula and run.adds_noise:  # a predicted branch gave as little as 8 dB
-            raise ScheduleError(f"{self._name} adds noise and uses the unconditional branch in its own formula")
-        return calls, run
+            raise ScheduleError("the noise level falls and rises again, and the network's output changes with it")
+        return calls, [run, *([self._response_to(UNCONDITIONAL)[1]] if self._own_formula else [])]
 
-    def _guidance_scale(self) -> float | None:
-        """w; for a sampler with a formula of its own, that of plain guidance which would move the result as much."""
-        if not self._own_formula:
-            return self._cfg
-        start = torch.zeros(1, 1, 1, 1)
-        nothing = float(self._run(start, lambda x, _: torch.zeros_like(x)))
-        term, both = (float(self._run(start, lambda x, _: torch.ones_like(x), alike)) for alike in (False, True))
-        return 1 + abs(term - nothing) / max(abs(both - nothing), TINY)
+    def _response_to(self, output: tuple[float, float]) -> tuple[Calls, Run]:
+        calls = trace(functools.partial(self._run, output), self._unit)
+        if calls.response is not None:
+            scales = np.array([self._scale(sigma) for sigma in calls.sigmas])
+            calls = replace(calls, response=Response(calls.response.matrix, scales))
+        return calls, calls.run(self._sigmas.tolist(), None, map(self._log_snr, calls.sigmas))
 
     def _log_snr(self, sigma: float) -> float:
         """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
@@ -78,7 +75,7 @@ class DryRun:
         noise, signal = (float(self._schedule.noise_scaling(at, *mix)) for mix in ((one.clone(), zero), (zero, one)))
         return 2 * (math.log(max(signal, TINY)) - math.log(max(noise, TINY)))
 
-    def _seen(self, sigma: float) -> float:
+    def _scale(self, sigma: float) -> float:
         """The factor on the state in the network's input."""
         return float(self._schedule.calculate_input(torch.tensor([sigma]), torch.ones(1, 1, 1, 1)))
 
@@ -87,50 +84,56 @@ class DryRun:
         one = torch.ones(1, 1, 1, 1)
         return float(self._schedule.calculate_denoised(torch.tensor([sigma]), one, torch.zeros_like(one)))
 
-    def _run(self, start: Tensor, answer: Answer, alike: bool = False) -> Tensor:
-        """The final state if `answer` is the guidance term (alike: if it is the output of both branches)."""
+    def _run(self, output: tuple[float, float], start: Tensor, answer: Answer) -> Tensor:
+        """The final state of the sampler with `answer` in place of one of the network's outputs, and 0 of the other."""
         assert self._function is not None
-        cfg = 2.0 if self._cfg is None else self._cfg
-        model = StandIn(self._schedule, answer, (1.0, 1.0, 1.0) if alike else (0.0, -1.0, cfg - 1))
+        model = Surrogate(self._guider, self._schedule, answer, output)
         given: dict[str, Any] = {"model_options": {}, "seed": self._seed, "denoise_mask": None}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            sigmas = self._sigmas.clone()
-            options = {"extra_args": given, "callback": None, "disable": True, **self._options}
-            final: Tensor = self._function(model, start, sigmas, **options)
+            options = {"extra_args": given, "callback": None, "disable": True, **self._noise(start), **self._options}
+            final: Tensor = self._function(model, start, self._sigmas.clone(), **options)
         self._own_formula |= model.own_formula
         return final
 
+    def _noise(self, start: Tensor) -> dict[str, Any]:
+        """In place of a Brownian tree, which takes longer than a small model's run."""
+        if "noise_sampler" not in inspect.signature(self._function).parameters:
+            return {}
+        return {"noise_sampler": lambda sigma, after: torch.randn_like(start)}
 
-class StandIn:
+
+class Proxy:
+    """Another object, with some attributes replaced."""
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced, _original=original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_original"], name)
+
+
+class Surrogate:
     """Has the interface of ComfyUI's guided model for samplers.
 
-    shares: of the answer in the network's conditional, unconditional and guided output.
+    output: the shares of the answer in the network's guided and unconditional output.
     """
 
-    def __init__(self, schedule: Any, answer: Answer, shares: tuple[float, float, float]) -> None:
-        model = SimpleNamespace(model_sampling=schedule)
-        patcher = SimpleNamespace(model=model, get_model_object={"model_sampling": schedule}.__getitem__)
-        self.inner_model = SimpleNamespace(inner_model=model, model_patcher=patcher)
+    def __init__(self, guider: Any, schedule: Any, answer: Answer, output: tuple[float, float]) -> None:
+        patcher = guider.model_patcher
+        model = Proxy(patcher.model, model_sampling=schedule, device=CPU)
+
+        def get_model_object(name: str) -> Any:
+            return schedule if name == "model_sampling" else guider.model_patcher.get_model_object(name)
+
+        patcher = Proxy(patcher, model=model, load_device=CPU, get_model_object=get_model_object)
+        self.inner_model = Proxy(guider, inner_model=model, model_patcher=patcher)
         self.own_formula = False
-        self._schedule, self._answer, self._shares = schedule, answer, shares
+        self._schedule, self._answer, self._output = schedule, answer, output
 
     def __call__(self, x: Tensor, sigma: Tensor, model_options: dict[str, Any] | None = None, **_: Any) -> Tensor:
-        output = self._answer(x, sigma)
-        denoised: Tensor
-        conditional, unconditional, denoised = (
-            self._schedule.calculate_denoised(sigma, share * output, x) for share in self._shares
-        )
-        for function in (model_options or {}).get("sampler_post_cfg_function", []):
-            self.own_formula = True
-            denoised = function(
-                {
-                    "denoised": denoised,
-                    "cond_denoised": conditional,
-                    "uncond_denoised": unconditional,
-                    "sigma": sigma,
-                    "input": x,
-                    "model_options": model_options,
-                }
-            )
-        return denoised
+        formula = Formula({}, model_options or {})
+        answer = self._answer(x, sigma)
+        self.own_formula |= bool(formula)
+        outputs = [self._schedule.calculate_denoised(sigma, share * answer, x) for share in self._output]
+        return formula.applied(outputs, x, sigma)

@@ -1,8 +1,8 @@
-"""One run of a sampler with Tortoise and Hare Guidance: created when it starts, discarded when it ends.
+"""One run of a sampler: created when it starts, discarded when it ends.
 
-ComfyUI calls `predict_noise` once for each denoiser call of the sampler, and in it `calc_cond_batch` once for each
-list of conditions to evaluate: [positive, negative] for guidance, other lists for other guiders, the same list several
-times with context windows. Only lists of two are handled: the first is the conditional branch.
+ComfyUI calls `predict_noise` once for each denoiser call of the sampler. Whatever happens inside (any number of
+conditions, any guidance formula, patches of other packs) ends in one output: at some calls it is evaluated, at the
+others predicted, and nothing of the network runs.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .conditions import Condition, active_patches, identity, window
-from .core.errors import ScheduleError
+from .breaks import state
+from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
-from .core.plans.denoised import DenoisedGuide
-from .core.plans.guide import HareGuide, Run
-from .core.plans.plan import HARE, TORTOISE, UNGUIDED, Plan
-from .core.plans.report import Summary
-from .guards import no_corrector, obstacle
+from .core.plans.estimate import CORRECTED, UNKNOWN, Estimate
+from .core.plans.leaps import Leaps
+from .core.plans.plan import EVALUATED, SKIPPED
+from .guards import obstacle
+from .outputs import Formula, Space
+from .report import Report
 from .sampler import DryRun
 from .settings import Settings
 
-OUTER_SAMPLE, SAMPLER_SAMPLE = "outer_sample", "sampler_sample"
-PREDICT_NOISE, CALC_COND_BATCH = "predict_noise", "calc_cond_batch"
+OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
-NO_PAIR = "nothing to save: this guider never evaluates exactly two conditions together at this scale"
+RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
 log = logging.getLogger(__name__)
 
@@ -38,42 +38,25 @@ log = logging.getLogger(__name__)
 class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.note = ""  # why this run is plain guidance, or has no corrector
-        self.marks: list[str] = []  # of each denoiser call so far
-        self._evaluations: list[int] = []  # of each denoiser call
-        self._plain_evaluations = 0  # those of plain guidance
-        self._started = 0.0
-        self._known: Known | None = None  # None: the run is plain
-        self._error: Tensor | None = None  # the estimated one, of each picture
-        self._guider: Any = None
-        self._memory: dict[Any, Remembered] = {}  # of the calls before this one
-        self._used: dict[Any, Remembered] = {}  # in this call
+        self.note = ""  # why nothing is skipped, or not corrected
+        self.marks = ""  # one for each denoiser call so far
+        self._leaps: list[Leaps] = []  # of each output of a call; empty: every call is evaluated
+        self._calls = Calls((), ())
+        self._schedule: Any = None  # of the model
+        self._state: Any = None  # of everything that changes the output besides time
+        self._seconds = 0.0
+        self._error: float | None = None  # the estimated one
 
     def install(self, model_options: dict[str, Any]) -> None:
-        """Installs this run's wrappers into its own copy of the options: outermost around the denoiser, innermost
-        around its branches."""
+        """Installs this run's wrappers into its own copy of the options, innermost: other nodes' wrappers around a
+        call (which may change the scale) come first."""
         wrappers = model_options.setdefault("transformer_options", {}).setdefault("wrappers", {})
         wrappers.setdefault(SAMPLER_SAMPLE, {})[KEY] = [self.sampler_sample]
-        wrappers[PREDICT_NOISE] = {KEY: [self.predict_noise], **wrappers.get(PREDICT_NOISE, {})}
-        wrappers.setdefault(CALC_COND_BATCH, {})[KEY] = [self.calc_cond_batch]
+        wrappers.setdefault(PREDICT_NOISE, {})[KEY] = [self.predict_noise]
 
-    def release(self) -> None:
-        """Drops everything that holds tensors or models."""
-        self._memory = self._used = {}
-        self._guider = None
-
-    def summary(self) -> Summary:
+    def report(self) -> Report:
         """The cost of the run."""
-        return Summary(
-            pipeline="Tortoise and Hare Guidance",
-            steps=len(self.marks),
-            nfe=sum(self._evaluations),
-            cfg_nfe=self._plain_evaluations,
-            evaluations=tuple(self._evaluations),
-            seconds=time.perf_counter() - self._started if self.marks else 0.0,
-            note=self.note,
-            estimated_error=None if self._error is None else tuple(self._error.tolist()),
-        )
+        return Report(self.marks, self._seconds, self._error, self.note)
 
     # -- what ComfyUI calls
 
@@ -81,128 +64,81 @@ class Session:
         self, executor: Any, guider: Any, sigmas: Tensor, extra_args: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Called when the sampler starts, with everything that determines its calls."""
-        self._started = time.perf_counter()
-        schedule = guider.model_patcher.get_model_object("model_sampling")
-        reason = obstacle(extra_args["model_options"])
-        dry = DryRun(executor.class_obj, sigmas, schedule, _cfg(guider), extra_args.get("seed"))
+        self._schedule = guider.model_patcher.get_model_object("model_sampling")
+        started, ends_clean = time.perf_counter(), not sigmas[-1]  # uni_pc writes into its noise levels
         try:
-            if reason:
+            if reason := obstacle(extra_args["model_options"]):
                 raise ScheduleError(reason)
-            self._begin(dry, schedule.percent_to_sigma, no_corrector(extra_args["model_options"]))
-        except ScheduleError as error:
-            self.note = f"plain guidance: {error}"
+            self._begin(DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
+        except (ScheduleError, PlanError) as error:
+            self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
-        if self._known is not None and not (self._memory or self._used):
-            self.note = NO_PAIR
-        if len(self._used) == 1 and not sigmas[-1]:  # one pair of conditions, and no noise is left
-            (remembered,) = self._used.values()
-            self._error = remembered.guide.estimated_error(latents)
+        self._seconds = time.perf_counter() - started
+        if ends_clean:
+            errors = [leaps.estimated_error(latents) for leaps in self._leaps]
+            self._error = max((float(error.max()) for error in errors if error is not None), default=None)
         return latents
 
-    def predict_noise(self, executor: Any, x: Tensor, timestep: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """A denoiser call."""
-        self._guider = executor.class_obj
-        if self._known is not None and not self._known.expects(len(self.marks), float(timestep.flatten()[0])):
-            self.note = f"plain guidance from call {len(self.marks) + 1} on: the sampler did not repeat its dry run"
-            self._known = None
-        self.marks.append(UNGUIDED)
-        self._evaluations.append(0)
-        if self._used:
-            self._memory, self._used = self._used, {}
-        return executor(x, timestep, *args, **kwargs)
-
-    def calc_cond_batch(
-        self, executor: Any, model: Any, conds: list[Any], x: Tensor, timestep: Tensor, model_options: dict[str, Any]
+    def predict_noise(
+        self, executor: Any, x: Tensor, timestep: Tensor, model_options: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Called when the network has to be evaluated for each of these conditions."""
-        if not self.marks:  # outside of the sampler's run
-            return executor(model, conds, x, timestep, model_options)
-        call, known = len(self.marks) - 1, self._known
-        sigma = None if known is None else known.calls.sigmas[call]
-        branches = [identity(cond, sigma) for cond in conds if cond is not None]
-        if known is None or sigma is None or len(conds) != 2 or len(branches) != 2 or not all(branches):
-            self._count(branches, branches, HARE if len(branches) > 1 else UNGUIDED)
-            return executor(model, conds, x, timestep, model_options)
+        """A denoiser call."""
+        call, guider = len(self.marks), executor.class_obj
+        formula = Formula(guider.model_options, model_options)
+        if self._leaps and not self._expects(call, float(timestep.flatten()[0]), formula):
+            self._plain("the sampler did not repeat its dry run", call)
+        if not self._leaps:
+            self.marks += EVALUATED
+            return executor(x, timestep, model_options, *args, **kwargs)
 
-        place = (tuple(x.shape), id(model), window(model_options), active_patches(model_options, sigma))
-        remembered = self._remembered((*branches, *place), known)
-        if remembered.evaluates(call, _cfg(self._guider)):
-            conditional, unconditional = executor(model, conds, x, timestep, model_options)
-            self._count(branches, branches, HARE)
-            return [conditional, remembered.guide.observe(call, conditional, unconditional)]
-        conditional, _ = executor(model, [conds[0], None], x, timestep, model_options)
-        self._count(branches[:1], branches, TORTOISE)
-        return [conditional, remembered.guide.predict(call, conditional)]
+        now = (tuple(x.shape), state(guider, model_options, self._calls.sigmas[call]))
+        if now != self._state:
+            for leaps in self._leaps:
+                leaps.forget()
+            self._state = now
+        space = Space(self._schedule, x, timestep, self._calls.units[call])
+        if self._leaps[0].evaluates(call):
+            self.marks += EVALUATED
+            random = _random_state(x) if call == 0 else None
+            evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
+            outputs = [space.output(part) for part in evaluated]
+            used = [leaps.observe(call, (output,))[0] for leaps, output in zip(self._leaps, outputs, strict=True)]
+            same = all(a is b for a, b in zip(used, outputs, strict=True))
+            denoised = evaluated if same else [space.denoised(part) for part in used]
+            if random is not None and not all(map(torch.equal, random, _random_state(x))):
+                self._plain(RANDOM)
+        else:
+            self.marks += SKIPPED
+            denoised = [space.denoised(leaps.predict(call)[0]) for leaps in self._leaps]
+        return formula.applied(denoised, x, timestep)
 
-    # -- the plan, the memory, the count
+    # -- the plan, and the network's space
 
-    def _begin(self, dry: DryRun, percent_to_sigma: Callable[[float], float], no_corrector: str) -> None:
-        calls, run = dry.run()
-        if no_corrector:
-            run = replace(run, response=None, no_response=no_corrector)
-        plan = self.settings.plan(run, percent_to_sigma)
-        self._known = Known(
-            calls,
-            run,
-            plan,
-            lambda first: self.settings.plan(run.part(first, run.steps), percent_to_sigma).after(first),
-        )
-        if self.settings.by_error and plan.evaluations == run.steps:
-            self.note = (
-                f"nothing to save: an error of {self.settings.error:g} needs both branches at all {run.steps} calls"
-            )
-        elif self.settings.corrector and run.response is None:
-            self.note = f"no corrector: {run.no_response}"
+    def _begin(self, dry: DryRun) -> None:
+        self._calls, runs = dry.run()
+        run = runs[0]
+        plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
+        share = CORRECTED if run.response is not None and plan.corrector else UNKNOWN
+        self._leaps = [Leaps(plan, run, Estimate(share)) for run in runs]
+        if self.settings.corrector and run.response is None:
+            self.note = f"not corrected: {run.no_response}"
         if self.settings.verbose:
-            log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, calls.sigmas, plan)
+            log.info("Tortoise and Hare Guidance: %d denoiser calls at %s; %r", run.steps, self._calls.sigmas, plan)
 
-    def _remembered(self, key: tuple[Any, ...], known: Known) -> Remembered:
-        """The guide of this pair of conditions; a separate one for the second such pair in one denoiser call."""
-        while key in self._used:
-            key = (*key, "again")
-        if key not in self._memory:
-            self._memory[key] = Remembered(known.guide())
-        self._used[key] = self._memory[key]
-        return self._used[key]
+    def _plain(self, reason: str, call: int = 0) -> None:
+        """Every call from this one on is evaluated."""
+        self._leaps = []
+        self.note = f"nothing is skipped from call {call + 1} on: {reason}" if call else f"nothing is skipped: {reason}"
 
-    def _count(self, evaluated: list[Condition], plain: list[Condition], mark: str) -> None:
-        self._evaluations[-1] += sum(map(len, evaluated))
-        self._plain_evaluations += sum(map(len, plain))
-        if self.marks[-1] == UNGUIDED:
-            self.marks[-1] = mark
-
-
-@dataclass(frozen=True)
-class Known:
-    """The calls, description and plan of a run, known before it starts. from_step: the plan from a later call on."""
-
-    calls: Calls
-    run: Run
-    plan: Plan
-    from_step: Callable[[int], Plan]
-
-    def expects(self, call: int, sigma: float) -> bool:
+    def _expects(self, call: int, sigma: float, formula: Formula) -> bool:
         """Is this call, at this noise level, the one of the dry run?"""
-        return call < self.run.steps and math.isclose(sigma, self.calls.sigmas[call], rel_tol=1e-3, abs_tol=1e-6)
-
-    def guide(self) -> DenoisedGuide:
-        return DenoisedGuide(HareGuide(self.plan, self.run, self.from_step), self.calls.units)
-
-
-class Remembered:
-    """The guide of one pair of conditions, and the guidance scale of its last call."""
-
-    def __init__(self, guide: DenoisedGuide) -> None:
-        self.guide = guide
-        self._cfg: float | None = None
-
-    def evaluates(self, call: int, cfg: float | None) -> bool:
-        before, self._cfg = self._cfg, cfg
-        planned = self.guide.evaluates(call)
-        return planned or cfg != before
+        sigmas = self._calls.sigmas
+        if len(self._leaps) != 1 + bool(formula):
+            return False
+        return call < len(sigmas) and math.isclose(sigma, sigmas[call], rel_tol=1e-3, abs_tol=1e-6)
 
 
-def _cfg(guider: Any) -> float | None:
-    """The guidance scale, if the guider has one."""
-    value = getattr(guider, "cfg", None)
-    return float(value) if isinstance(value, int | float) else None
+def _random_state(x: Tensor) -> list[Tensor]:
+    """The state of the global random numbers."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(x.device)] if x.is_cuda else states

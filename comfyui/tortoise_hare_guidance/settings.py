@@ -7,21 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .core.errors import PlanError
-from .core.plans.fidelity import CORRECTOR, DEFAULT_ERROR, within
-from .core.plans.guide import Run
+from .core.plans.fidelity import DEFAULT_ERROR, PRIOR, network_plan, within
 from .core.plans.plan import Plan
-from .core.plans.planners import tapered
+from .core.plans.run import Run
 
-LEAST = 0.501  # share: the conditional branch always runs, and the unconditional one at least once
+PRESETS = {"quality": 0.003, "balanced": DEFAULT_ERROR, "fast": 0.03, "off": 0.0}  # error
+DEFAULT_PRESET = "balanced"
+LONGEST_LIST, MOST_STEPS = 1000, 10_000  # characters; steps of a run
+STEPS = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9})(?:\s*:\s*([1-9]\d{0,8}))?)?")
+EXAMPLE = 'write it like "0-4, 6, 9-28:3"'
 
 
 @dataclass(frozen=True)
 class Settings:
-    """error: how far the final latents may be from those of plain guidance, relative; 0 is plain guidance.
-    evaluations: instead of an error, the share of plain guidance's evaluations; 0: as many as the error needs.
-    steps: instead of both, the sampler's steps at which both branches run.
-    start_percent, end_percent: outside, guidance is plain.
-    corrector: correct the errors of leaps, if the sampler allows it.
+    """error: how far the final latents may be from those without the node, relative; 0 skips nothing.
+    evaluations: instead of an error, the share of the calls to evaluate; 0: as many as the error needs.
+    steps: instead of both, the sampler's steps to evaluate.
+    start_percent, end_percent: outside, everything is evaluated.
+    corrector: correct the errors of predictions, if the sampler allows it.
     """
 
     error: float = DEFAULT_ERROR
@@ -32,43 +35,57 @@ class Settings:
     corrector: bool = True
     verbose: bool = False
 
-    @property
-    def by_error(self) -> bool:
-        """Is it the error that determines the plan?"""
-        return bool(self.error) and not self.evaluations and not self.steps
+    def plan(self, run: Run, percent_to_sigma: Callable[[float], float], effort: float = 1.0) -> Plan:
+        """The plan of a run whose `times` are noise levels; raises a PlanError with the reason if nothing is skipped.
 
-    def plan(self, run: Run, percent_to_sigma: Callable[[float], float]) -> Plan:
-        """The plan of a run whose `times` are noise levels."""
+        effort: factor on the evaluations that an error needs.
+        """
         assert run.times is not None
+        if run.adds_noise:
+            raise PlanError("the sampler adds noise at each step, which no prediction can know")
         high, low = percent_to_sigma(self.start_percent), percent_to_sigma(self.end_percent)
-        inside = [k for k, sigma in enumerate(run.times) if low <= sigma <= high]
+        inside = [call for call, sigma in enumerate(run.times) if low <= sigma <= high]
         if not inside:
-            return Plan(run.steps, tuple(range(run.steps)))
+            raise PlanError(f"no call lies between {self.start_percent:.0%} and {self.end_percent:.0%} of the schedule")
         start, end = inside[0], inside[-1] + 1
-        plan = self._inside(run.part(start, end))
-        coarse = (*range(start), *(start + k for k in plan.coarse), *range(end, run.steps))
-        return replace(plan, steps=run.steps, coarse=coarse, cutoff=run.steps)
+        plan = self._inside(run.part(start, end), effort)
+        coarse = (*range(start), *(start + call for call in plan.coarse), *range(end, run.steps))
+        if len(coarse) == run.steps:
+            raise PlanError(self._all(run))
+        return replace(plan, steps=run.steps, coarse=coarse, cutoff=None)
 
-    def _inside(self, run: Run) -> Plan:
+    def _inside(self, run: Run, effort: float) -> Plan:
         if self.steps:  # a step may call the denoiser more than once
-            listed = (k for k, position in enumerate(run.positions) if int(position) in self.steps)
-            plan = Plan(run.steps, tuple(sorted({0, *listed})), corrector=CORRECTOR)
+            listed = [call for call, position in enumerate(run.positions) if int(position) in self.steps]
+            if not listed:
+                raise PlanError(f"none of the listed steps, {self.steps[0]} to {self.steps[-1]}, is in this run")
+            plan = replace(network_plan(run, run.steps), coarse=tuple(sorted({0, *listed})))
         elif self.evaluations:
-            plan = tapered(max(self.evaluations, LEAST)).plan(run)
+            plan = network_plan(run, max(PRIOR.fewest, round(self.evaluations * run.steps)))
         else:
-            plan = within(self.error).plan(run) if self.error else Plan(run.steps, tuple(range(run.steps)))
-        if run.adds_noise:  # terms with different noise cannot be extrapolated: the last one is held
-            plan = replace(plan, hare_order=1)
+            plan = within(self.error, effort=effort).plan(run) if self.error else network_plan(run, run.steps)
         return plan if self.corrector else replace(plan, corrector=0.0)
+
+    def _all(self, run: Run) -> str:
+        """Why everything is evaluated."""
+        if self.steps or self.evaluations or not self.error:
+            return "the settings ask for every evaluation"
+        return f"an error of {self.error:g} needs all {run.steps} calls; use more steps"
 
 
 def step_list(text: str) -> tuple[int, ...]:
     """Steps such as "0-4, 6, 9-28:3" as numbers: from, to, and in strides of."""
+    if len(text) > LONGEST_LIST:
+        raise PlanError(f"the list of steps has {len(text)} characters, and at most {LONGEST_LIST} are read; {EXAMPLE}")
     steps: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = re.fullmatch(r"(\d+)(?:\s*-\s*(\d+)(?:\s*:\s*([1-9]\d*))?)?", part)
+        found = STEPS.fullmatch(part)
         if found is None:
-            raise PlanError(f'{part!r} in the list of steps is not a step; write it like "0-4, 6, 9-28:3"')
-        first = int(found[1])
-        steps.update(range(first, int(found[2] or first) + 1, int(found[3] or 1)))
+            raise PlanError(f"{part!r} in the list of steps is not a step; {EXAMPLE}")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if max(first, last) >= MOST_STEPS:
+            raise PlanError(f"{part!r} in the list of steps goes beyond step {MOST_STEPS - 1}; {EXAMPLE}")
+        if last < first:
+            raise PlanError(f"{part!r} in the list of steps ends before it starts; {EXAMPLE}")
+        steps.update(range(first, last + 1, int(found[3] or 1)))
     return tuple(sorted(steps))

@@ -25,18 +25,16 @@ import numpy as np
 import psutil
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from tests import forked
 from tests.bench.runs import save_model, save_sound_model
-from tests.bench.tiny_models import save_clap, save_clip
+from tests.bench.tiny_models import save_clip
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import load_config, parse_config
-from thg.bench.metrics.vggish import VGGish
-from thg.bench.shard import Shard
 from thg.bench.stages import BenchmarkRun, make_samples
 from thg.cli import main
 from thg.media import wav_bytes
+from thg.processes import Shard
 
 TABLES = Path(__file__).parents[2] / "benchmarks"
 COUNT, BATCH, PATIENCE = 4, 2, 600
@@ -55,9 +53,6 @@ def prepare(home: Path) -> None:
     stable_diffusion_3().save_pretrained(home / "flow")
     save_sound_model(home, upsampling=(8, 5, 4))
     save_clip(home / "clip")
-    save_clap(home / "clap-score")
-    torch.manual_seed(0)
-    save_file(VGGish(hidden=4).state_dict(), home / "vggish.safetensors")
     generator = np.random.default_rng(0)
     (home / "pictures").mkdir()
     (home / "sounds").mkdir()
@@ -103,8 +98,6 @@ def small(table: Path, home: Path) -> dict:
         "networks": {
             "clip_score": str(home / "clip"),
             "cmmd": str(home / "clip"),
-            "vggish": str(home / "vggish.safetensors"),
-            "clap_score": str(home / "clap-score"),
         },
         "methods": methods,
     }

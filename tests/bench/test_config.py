@@ -9,8 +9,8 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 import thg
 from thg.bench.config import SHIPPED_CONFIG, load_config, override, parse_config
-from thg.bench.errors import ConfigError
-from thg.bench.pipeline import load_pipeline, make_scheduler
+from thg.bench.samples import load_pipeline, make_scheduler
+from thg.bench.tables import ConfigError
 from thg.errors import PlanError, ProfileError
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,8 @@ def test_the_default_configuration_is_sound():
         (changed("sheet.methods", ["cach"]), r"no method 'cach'; did you mean 'cache'\?"),
         (changed(metrics=["psnr", "fidd"]), r"no metric 'fidd'; did you mean 'fid'\?"),
         (changed(reference="CGF"), r"no method 'CGF'; did you mean 'CFG'\?"),
-        (changed("networks.lpip", "x"), r"unknown key 'lpip' in networks; did you mean 'lpips'\?"),
+        (changed("networks.clip_scor", "x"), r"unknown key 'clip_scor' in networks; did you mean 'clip_score'\?"),
+        (changed("packages.lpip", "x"), r"unknown key 'lpip' in packages; did you mean 'lpips'\?"),
         (changed(steps="many"), "steps must be a whole number, not 'many'"),
         (changed(steps=True), "steps must be a whole number, not True"),
         (changed(steps=0), "steps must be at least 1, not 0"),
@@ -189,6 +190,7 @@ def test_files_that_are_not_toml_name_the_file(tmp_path):
 def test_the_identity_changes_with_the_pictures_and_with_nothing_else():
     config = parse(SMALL)
     same = [override(config, count=9, batch_size=2), parse(changed(metrics=["psnr"])), parse(changed(title="other"))]
+    same += [parse(changed("methods.1.name", "renamed")), parse(changed("methods.1.interval", 5))]  # 5 is the default
     assert {c.identity() for c in same} == {config.identity()}
     others = [
         override(config, seed=1),

@@ -1,7 +1,5 @@
 """The batch that metrics are given, and what all metrics have in common: streaming, merging, starting afresh."""
 
-import math
-
 import pytest
 import torch
 
@@ -77,18 +75,8 @@ def test_grey_pictures_become_three_equal_channels():
 def test_pictures_of_several_sizes_are_one_batch_for_those_who_resize_them():
     sizes = [torch.zeros(3, 8, 6, dtype=torch.uint8), torch.zeros(3, 4, 4, dtype=torch.uint8)]
     assert [picture.size for picture in Batch(sizes).pil_pictures()] == [(6, 8), (4, 4)]
-    assert [len(single) for single in Batch(sizes).singles()] == [1, 1]
     with pytest.raises(MetricError, match="2 sizes cannot be stacked"):
         Batch(sizes).pictures()
-
-
-def test_resampling_keeps_a_tone():
-    seconds = torch.arange(48_000) / 48_000
-    tone = torch.sin(2 * math.pi * 440 * seconds)[None]
-    heard = Batch(tone, sample_rate=48_000).sounds_at(16_000)
-    expected = torch.sin(2 * math.pi * 440 * torch.arange(16_000) / 16_000)[None]
-    assert heard.shape == (1, 16_000)
-    assert (heard - expected)[:, 200:-200].abs().max() < 2e-3
 
 
 @pytest.mark.parametrize(
@@ -99,9 +87,6 @@ def test_resampling_keeps_a_tone():
         (lambda: Batch(torch.zeros(1, 3, 4, 4, dtype=torch.int64)), "torch.uint8"),
         (lambda: Batch(pictures(2), prompts=("one",)), "2 samples but 1 prompts"),
         (lambda: Batch(pictures(2), references=pictures(3)), "same size"),
-        (lambda: Batch(pictures(2), sample_rate=16_000), "expected floats in"),
-        (lambda: Batch(torch.zeros(1, 10), sample_rate=0), "sample_rate=0"),
-        (lambda: Batch(pictures(2)).sounds_at(16_000), "not pictures"),
         (lambda: PSNR().update(Batch(pictures(2))), "references="),
     ],
 )
@@ -111,8 +96,6 @@ def test_errors_say_what_to_write(make, said):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_picture_or_sound_that_is_not_finite_is_refused(bad):
+def test_a_picture_that_is_not_finite_is_refused(bad):
     with pytest.raises(NonFiniteError):
         Batch(torch.full((1, 3, 4, 4), bad))
-    with pytest.raises(NonFiniteError):
-        Batch(torch.full((1, 10), bad), sample_rate=16_000)

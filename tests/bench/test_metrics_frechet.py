@@ -76,19 +76,16 @@ def test_a_metric_with_references_in_batches_or_as_statistics():
     metric.update(Batch(samples[10:]))
 
     from_file = Pixels(first_pixels)
-    from_file.use_statistics(metric.statistics())
-    from_file.update(Batch(samples))
     x, y = (first_pixels(Batch(t)).double().numpy() for t in (samples, references))
+    from_file.use_statistics({"mu": torch.from_numpy(y.mean(0)), "sigma": torch.from_numpy(np.cov(y.T))})
+    from_file.update(Batch(samples))
     expected = frechet_distance(gaussian(x.mean(0), np.cov(x.T)), gaussian(y.mean(0), np.cov(y.T)))
     assert metric.compute() == pytest.approx(expected, rel=1e-9)
     assert from_file.compute() == pytest.approx(expected, rel=1e-9)
-    assert int(metric.statistics()["n"]) == 40
 
 
 def test_errors():
     metric = Pixels(first_pixels)
-    with pytest.raises(MetricError, match="two or more"):
-        metric.statistics()
     with pytest.raises(MetricError, match="mu and sigma"):
         metric.use_statistics({"features": torch.zeros(3, 3)})
     with pytest.raises(MetricError, match="another network"):

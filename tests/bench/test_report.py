@@ -11,11 +11,9 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_in, sample_file, save_model, values
 from thg.bench.config import parse_config
-from thg.bench.errors import RunFolderError
-from thg.bench.report import rebuild_report
-from thg.bench.report.markdown import table
-from thg.bench.report.measure import Measured, Row
-from thg.bench.store import open_picture
+from thg.bench.report import Measured, Row, rebuild_report, table
+from thg.bench.samples import open_picture
+from thg.bench.store import RunFolderError
 from thg.cli import main
 from thg.plots.frontier import Point, draw_frontier, family
 from thg.plots.sheet import Column, most_different, sheet
@@ -35,10 +33,10 @@ def finished(home):
     """A finished run with a published row, a metric without weights and a program that does not fit."""
     methods = [*METHODS, {"name": "a DiT cache", "policy": "cache-dit"}]
     methods[1] = {**methods[1], "paper": PUBLISHED}
-    networks = {"lpips": str(home / "no-such-file.pth")}
+    packages = dict.fromkeys(["lpips", "fid"], str(home / "no-such-python"))
     model = {"source": "model", "call": {"height": 32, "width": 32}}  # the size that the judge knows
     metrics = ["psnr", "ssim", "lpips", "fid"]
-    config = config_in(home, methods=methods, metrics=metrics, networks=networks, model=model)
+    config = config_in(home, methods=methods, metrics=metrics, packages=packages, model=model)
     quietly(config, home / "run")
     return config, home / "run", report(config, home / "run")
 
@@ -104,7 +102,7 @@ def test_the_report_has_what_was_measured_and_says_what_is_missing(finished):
     assert cells(text, "CFG-Cache")[5].endswith("(paper 24.16)")
     assert cells(text, "CFG-Cache")[7:] == ["–", "–"]
     assert "- No lpips: " in report
-    assert "no-such-file.pth" in report
+    assert "no-such-python" in report
     assert "- No fid: " in report
     assert cells(text, "a DiT cache")[1:] == ["–"] * 8
     assert "cache-dit works on transformers" in report

@@ -30,13 +30,14 @@ from tests.bench.runs import (
 )
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
-from thg.bench.data import DataError
-from thg.bench.errors import ConfigError, RunFolderError
+from thg.bench.report import _speedup
 from thg.bench.runner import Runner
-from thg.bench.shard import Shard, find_shard
-from thg.bench.store import Store
+from thg.bench.store import RunFolderError, Store
+from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
+from thg.processes import Shard, find_shard
+from thg.prompts import DataError
 from thg.seeds import generators, sample_seed
 
 
@@ -189,7 +190,7 @@ def test_audioldm2_from_disk_makes_sounds(home):
     assert "| thg uniform | 9 |" in text
     missing = json.loads((path / "metrics.json").read_text())["missing"]
     assert "these are sounds" in missing["psnr"]
-    assert "vggish" in missing["fad"]
+    assert "pip install frechet-audio-distance" in missing["fad"]
     assert not (path / "sheet.png").exists()
 
 
@@ -204,6 +205,33 @@ def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
     quietly(config, home / "adaptive")
     assert pictures(home / "adaptive") == before
     assert run_in(config, home / "adaptive").place("AG").prepared == found
+
+
+# -- time
+
+
+def test_methods_take_turns_and_another_one_begins_each_batch(home, monkeypatch):
+    path, order, made = home / "turns", [], Runner._made
+
+    def noted(self, ready, batch):
+        order.append(ready.method.name)
+        return made(self, ready, batch)
+
+    monkeypatch.setattr(Runner, "_made", noted)
+    quietly(config_in(home), path)
+    cfg, cache, uniform = (method["name"] for method in METHODS)
+    assert order == [cfg, cache, uniform, cache, uniform, cfg]
+    series = run_in(config_in(home), path).series()
+    assert len(set(series[cfg].seconds())) == 2
+    assert {tuple(each.seconds()) for each in series.values()} == {tuple(series[cfg].seconds())}
+
+
+def test_the_speed_up_is_that_of_batches_made_in_turns():
+    """A machine that becomes twice as slow: a batch that was timed earlier does not count."""
+    plain = {"000000-a": 1.0, "000003-a": 1.0, "000000-b": 2.0}
+    assert _speedup(plain, {"000000-b": 1.0}) == 2.0
+    assert _speedup(plain, {"000000-a": 0.5, "000000-b": 1.0}) == 2.0
+    assert _speedup(plain, {"000000-c": 1.0}) is None
 
 
 # -- bad input
@@ -251,7 +279,7 @@ def test_what_cannot_work_is_an_error_before_the_first_picture(home, changes, er
 
 @pytest.mark.parametrize("written", ["1", "2/2", "a/b", "1/2/3", "-1/2"])
 def test_a_shard_that_is_not_one_is_an_error(written):
-    with pytest.raises(ConfigError, match="--shard is written as"):
+    with pytest.raises(THGError, match="--shard is written as"):
         find_shard(written, "cpu")
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("diffusers", reason="the scripts run pipelines")
 
 from benchmarks import grid_stability, make_pairs
 from tests.bench.runs import save_model
-from thg.bench.data import DataError, paired_files, read_prompts
+from thg.prompts import DataError, paired_files, read_prompts
 
 PAPER = (*range(7), 8, 10, 12, 14, 17, 20, 23, 26, 28, 30, 32, 34, 36, *range(38, 50))
 TRIAL_8 = (*range(6), 7, 9, 11, 13, 16, 19, 22, 25, 28, 30, 32, 34, 36, *range(38, 50))

@@ -12,26 +12,23 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
-from tests.bench.tiny_models import save_clip
-from thg.bench import keeping
+from thg.bench import samples
 from thg.bench.config import load_config, override
-from thg.bench.data import read_statistics
-from thg.bench.errors import ConfigError, RunFolderError
 from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
-from thg.bench.shard import Shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
+from thg.bench.store import RunFolderError
 from thg.cli import main
+from thg.processes import Shard
 
-METRICS = ["psnr", "clip_score", "judge_frechet"]
+METRICS = ["psnr", "judge_accuracy", "judge_frechet"]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stages")
     save_model(folder)
-    save_clip(folder / "clip")
     prompts = (folder / "prompts.txt").read_text().splitlines()
     lines = [f'"{prompt}",{number}' for number, prompt in enumerate(prompts)]
     (folder / "pairs.csv").write_text("\n".join(["caption,id", *lines]) + "\n")
@@ -44,7 +41,6 @@ def home(tmp_path_factory):
 def config(home, **changes):
     given = {
         "metrics": METRICS,
-        "networks": {"clip_score": str(home / "clip")},
         "model": {"source": str(home / "model"), "call": {"height": 32, "width": 32}},
         "prompts": {"file": "pairs.csv", "column": "caption"},
         "references": {"folder": "references", "file": "{id}.png"},
@@ -71,7 +67,7 @@ def test_scores_and_features_lie_beside_the_samples_and_are_not_taken_again(home
     run = run_in(config(home), home / "finished")
     before = files(run)
     names = {path.parent.name.partition("-")[0] for path in before if "measured" in path.parts}
-    assert names == {"psnr", "clip_score", "judge_features"}
+    assert names == {"psnr", "judge_accuracy", "judge_features"}
     monkeypatch.setattr(MeanMetric, "measure", None)  # would fail if a network ran again
     assert rebuild_report(home / "finished", progress=silent) == finished
     assert files(run) == before
@@ -85,22 +81,11 @@ def test_each_process_measures_its_part_and_the_last_one_has_the_report(home, fi
     said = []
     assert measure_samples(run, Shard(1, 2), said.append) is None
     series = run.series()["thg uniform"]
-    (scores,) = [folder.name for folder in (series.path / "measured").iterdir() if "clip" in folder.name]
+    (scores,) = [folder.name for folder in (series.path / "measured").iterdir() if "accuracy" in folder.name]
     assert series.measured(scores).done() == {2, 3}
     assert "3 of 3 batches measured" in said
     assert measure_samples(run, Shard(0, 2), silent) is not None
     assert series.measured(scores).done() == {0, 1, 2, 3}
-
-
-def test_thg_statistics_writes_what_configurations_take(home, finished, tmp_path, capsys):
-    file = home / "statistics.toml"
-    file.write_text(toml(config(home).source))
-    assert main(["statistics", "--config", str(file), "--out", str(tmp_path)]) == 0
-    assert "judge_frechet = " in capsys.readouterr().out
-    assert int(read_statistics(tmp_path / "judge_frechet.safetensors")["n"]) == 4
-    statistics = {"statistics": {"judge_frechet": str(tmp_path / "judge_frechet.safetensors")}}
-    again = report(config(home, references=statistics), home / "finished")
-    assert [line.split("|")[8] for line in again.splitlines()] == [line.split("|")[8] for line in finished.splitlines()]
 
 
 # -- references
@@ -141,58 +126,19 @@ def test_runs_that_have_a_method_in_common_share_its_samples(home, tmp_path):
     assert len(keys) == 4
 
 
-@pytest.mark.parametrize("keep", ["jpeg", "latents", "features"])
-def test_less_can_be_kept_and_the_numbers_stay(home, finished, tmp_path, keep):
-    kept = override(config(home), keep=keep)
-    quietly(kept, tmp_path / "run")
-    again = report(kept, tmp_path / "run")
-
-    def numbers(text):
-        return [[cell.strip() for cell in line.split("|")[6:9]] for line in text.splitlines()[2:]]
-
-    assert numbers(again) == numbers(finished)
-    suffixes = {path.suffix for path in (tmp_path / "run" / "store").rglob("samples/*") if path.suffix != ".json"}
-    assert suffixes == {"jpeg": {".jpg"}, "latents": {".safetensors"}, "features": {".png"}}[keep]
-    assert (tmp_path / "run" / "sheet.png").exists()
-
-
-def test_features_alone_keep_the_pictures_of_the_sheet_and_no_other(home, tmp_path):
-    kept = override(config(home, sheet={"prompts": [1]}), keep="features")
-    quietly(kept, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run" / "store").rglob("*.png")} == {"000001.png"}
-
-
-def test_latents_that_cannot_be_decoded_apart_are_refused_before_anything_is_written(home, tmp_path, monkeypatch):
-    monkeypatch.setattr("thg.bench.pipeline.decode", lambda pipe, latents: torch.zeros(1, 3, 32, 32))
-    with pytest.raises(ConfigError, match="latents of StableDiffusionPipeline cannot be decoded"):
-        quietly(override(config(home), keep="latents"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_room_is_estimated_and_asked_for_before_the_run(home, tmp_path, monkeypatch):
     said = []
     make_samples(run_in(config(home), tmp_path / "run"), Shard(), said.append)
     assert said[0].startswith("12 samples to make, about ")
     assert said[-1] == "6 of 6 batches sampled"  # two batches of three methods
-    monkeypatch.setattr(keeping.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
-    with pytest.raises(RunFolderError, match=r"only 1 kB are free; write --keep jpeg or --keep features \(about"):
+    monkeypatch.setattr(samples.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
+    with pytest.raises(RunFolderError, match="only 1 kB are free; choose another disk with --store"):
         quietly(config(home), tmp_path / "full")
     assert not (tmp_path / "full" / "store" / "series").exists()
 
 
 def test_thirty_thousand_pictures_of_512_pixels_take_about_15_gb():
-    samples = keeping.Samples(torch.zeros(1, 3, 512, 512))
-    room = {keep: 30_000 * keeping.bytes_per_sample(samples, storage(keep), ["fid", "cmmd"]) for keep in KEPT}
-    assert 14e9 < room["files"] < 18e9
-    assert room["jpeg"] < 0.3 * room["files"]
-    assert room["features"] < 1e9
-
-
-KEPT = ("files", "jpeg", "features")
-
-
-def storage(keep):
-    return keeping.Storage(keep=keep)
+    assert 14e9 < 30_000 * samples.Samples(torch.zeros(1, 3, 512, 512)).bytes_on_disk() < 18e9
 
 
 # -- fidelity

@@ -1,7 +1,5 @@
 """Tiny models of the real classes, with tokenizers and processors, saved as the hub has them."""
 
-import json
-
 import torch
 
 WORDS = ["a", "dog", "cat", "barks", "red", "photo", "of", "the", "rain", "falls"]
@@ -76,13 +74,4 @@ def save_clap(folder):
         frequency_min=50, frequency_max=4000, truncation="rand_trunc", padding="repeatpad",
     )  # fmt: skip
     ClapProcessor(feature_extractor=extractor, tokenizer=tokenizer).save_pretrained(folder)
-    return folder
-
-
-def save_bert_tokenizer(folder):
-    """A word-piece tokenizer that knows WORDS. Returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     return folder

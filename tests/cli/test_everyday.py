@@ -110,7 +110,7 @@ def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(her
     monkeypatch.setattr(pipelines, "call_arguments", spy)
     assert main([*words, "--batch-size", "2", "-o", "part.png"]) == 0
     assert seen == [(2, 0), (1, 2)]
-    assert re.search(r"estimated difference from plain CFG: .* \(the worst of 3\)", capsys.readouterr().out)
+    assert re.search(r"estimated difference from the plain run: .* \(the worst of 3\)", capsys.readouterr().out)
     for i in range(3):
         assert np.abs(pixels(f"whole-{i}.png") - pixels(f"part-{i}.png")).max() <= 1
         assert history(f"part-{i}.png")["seed"] == i

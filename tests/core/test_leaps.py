@@ -80,6 +80,21 @@ def test_what_needs_no_correction_is_passed_on_as_it_is():
         assert leaps.observe(step, output) is output
 
 
+def test_what_cannot_be_predicted_is_evaluated_from_there_on():
+    plan = thg.Plan(20, (0, 1, 4, 8, 12, 19), skips="network")
+    for sign, failed in ((1.0, None), (-1.0, 5)):
+        leaps = Leaps(plan, Run.of(20))
+        evaluated = []
+        for step in range(20):
+            if leaps.evaluates(step):
+                evaluated.append(step)
+                leaps.observe(step, (torch.ones(2, 3) * (sign if step >= 4 else 1.0),))
+            else:
+                leaps.predict(step)
+        assert leaps.failed_at == failed
+        assert tuple(evaluated) == (plan.coarse if failed is None else (0, 1, *range(4, 20)))
+
+
 # -- on an exact model
 
 

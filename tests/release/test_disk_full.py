@@ -11,8 +11,8 @@ from tests.bench.runs import config_in, quietly, save_model
 from tests.calibrate.test_profile import made_up
 from tests.release.commands import call, refused
 from thg.bench.config import override
-from thg.bench.errors import RunFolderError
 from thg.bench.report import rebuild_report
+from thg.bench.store import RunFolderError
 from training.loop import save_atomically
 
 SIZE = 256 * 1024
@@ -122,7 +122,7 @@ def model(tmp_path_factory):
 def test_a_benchmark_and_its_report(small, model):
     config = override(config_in(model), count=3)
     fill(small, leave=40960)
-    with pytest.raises(RunFolderError, match=r"9 samples take about .* but only .* are free; write --keep jpeg"):
+    with pytest.raises(RunFolderError, match=r"9 samples take about .* but only .* are free; choose another disk"):
         quietly(config, small / "run")
     assert not [name for name in content(small) if "samples" in name]
     (small / "filler").unlink()

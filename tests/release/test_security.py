@@ -135,16 +135,6 @@ def test_a_checkpoint_file_is_refused(tmp_path):
     assert not mark.exists()
 
 
-def test_the_weights_of_a_metric_run_no_code(tmp_path):
-    from thg.bench.metrics.weights import read_tensors
-
-    mark, path = tmp_path / "ran", tmp_path / "weights.pth"
-    torch.save(Payload(mark), path)
-    with pytest.raises(thg.MissingExtraError, match="more than tensors"):
-        read_tensors(path)
-    assert not mark.exists()
-
-
 def test_code_in_a_models_folder_does_not_run(tmp_path):
     """A pipeline or a network of the model's own would need trust_remote_code, which nobody passes."""
     mark, model = tmp_path / "ran", save_model(tmp_path)

@@ -99,7 +99,7 @@ def test_what_is_in_the_wheel(built):
     assert not missing
     for needed in (
         *("thg/models/eps/model_index.json", "thg/models/flow/model_index.json", "thg/models/judge.safetensors"),
-        *("thg/studio/static/index.html", "thg/bench/config/shipped.toml", "thg/py.typed"),
+        *("thg/studio/static/index.html", "thg/bench/shipped.toml", "thg/py.typed"),
     ):
         assert sizes[needed] >= (0 if needed.endswith("py.typed") else 100)
     assert any(name.endswith("licenses/LICENSE") for name in sizes)

@@ -36,6 +36,7 @@ torch.set_num_threads(1)
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
     from thg.studio.engine import Engine
+    from thg.studio.jobs import Worker
     from thg.studio.model import Model
 
 HERE = Path(__file__).parent
@@ -64,12 +65,14 @@ class Running:
 
 
 @contextmanager
-def serve(engine: Engine, **settings: Any) -> Iterator[Running]:
+def serve(engine: Engine, *, port: int = 0, worker: Worker | None = None, **settings: Any) -> Iterator[Running]:
     """The studio on a free port, in a thread."""
-    from thg.studio.app import create_app
+    from thg.studio.app import WAITING, create_app
+    from thg.studio.jobs import Worker
 
-    app = create_app(engine, **settings)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    worker = worker or Worker(WAITING)
+    app = create_app(engine, worker=worker, **settings)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
@@ -77,6 +80,7 @@ def serve(engine: Engine, **settings: Any) -> Iterator[Running]:
     try:
         yield Running(f"http://127.0.0.1:{port}", engine)
     finally:
+        worker.close()
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()

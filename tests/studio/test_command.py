@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.studio.tiny import tiny_stable_diffusion
+from tests.studio.wishes import events, run_wish
 from thg.cli import main
 
 QUIET = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
@@ -33,12 +34,22 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
             assert address is not None
             with httpx.Client(trust_env=False, follow_redirects=True, timeout=60) as client:
                 assert "thg studio" in client.get(address[0]).text
-                answer = client.get(f"{address[0].partition('?')[0]}api/model").json()
-            assert answer["name"] == "a-model"
-            assert answer["pipeline"] == "StableDiffusionPipeline"
+                root = address[0].partition("?")[0]
+                answer = client.get(f"{root}api/model").json()
+                assert answer["name"] == "a-model"
+                assert answer["pipeline"] == "StableDiffusionPipeline"
+                wish = run_wish(steps=150, batch=9, scheduler=None)
+                with client.stream("POST", f"{root}api/runs", json=wish, headers={"Origin": root[:-1]}) as running:
+                    assert running.status_code == 200
+                    heard = events(running)
+                    while next(heard)[0] != "step":
+                        pass
+                    process.send_signal(signal.SIGINT)  # in the middle of a run
+                    assert list(heard)[-1] == ("failed", {"message": "the studio was closed"})
+            assert process.wait(60) == 0
         finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+            process.kill()
+        assert process.stdout.read() == "the studio has closed\n"
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(capsys):

@@ -15,6 +15,7 @@ from tests.studio.conftest import serve, until
 from tests.studio.holding import WatchedEngine, held
 from tests.studio.wishes import events, finished, plan_wish, run_wish
 from thg.studio.engine import Engine
+from thg.studio.jobs import Worker
 
 CLIENTS = 100
 
@@ -39,7 +40,7 @@ async def crowd(url: str) -> tuple[list[tuple[int, str]], list[int]]:
 
 
 def test_a_hundred_clients(model):
-    with serve(Engine(model), waiting=3) as studio:
+    with serve(Engine(model), worker=Worker(3)) as studio:
         with ThreadPoolExecutor() as thread:  # of its own, since a browser's driver has a loop in this one
             outcomes, plans = thread.submit(asyncio.run, crowd(studio.url)).result()
         assert {status for status, _ in outcomes} <= {200, 503}

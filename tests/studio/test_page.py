@@ -8,6 +8,7 @@ from tests.studio.browsing import DESKTOP, choose, expect, finish, generate, lin
 from tests.studio.conftest import serve, until
 from tests.studio.holding import WatchedEngine, held
 from tests.studio.wishes import run_wish
+from thg.studio.jobs import Worker
 
 pytestmark = pytest.mark.browser
 
@@ -270,7 +271,7 @@ def test_a_run_that_fails_says_why_and_the_next_one_works(opened, studio):
 def test_a_full_queue_says_when_to_come_back(browser, model):
     """The console hears of the 503, so this page is not watched for errors."""
     engine = WatchedEngine(model)
-    with serve(engine, waiting=0) as studio:
+    with serve(engine, worker=Worker(0)) as studio:
         context = browser.new_context(viewport=DESKTOP)
         page = context.new_page()
         page.goto(f"{studio.url}/#prompt=a+bag&steps=6")

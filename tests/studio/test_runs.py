@@ -21,7 +21,7 @@ from thg.studio.jobs import Cancelled
 from thg.studio.model import Model
 from thg.studio.specs import RunRequest
 
-DEFAULT_PLANNER = thg.tapered()
+DEFAULT_PLANNER = thg.tapered(0.65)
 
 
 def picture(item: dict) -> np.ndarray:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from PIL import Image
+
 from thg.bench.config import BenchConfig
-from thg.bench.data import DataError, hub_prompts, paired_files, read_prompts
-from thg.bench.data.references import files_below
+from thg.bench.metrics import Batch
 from thg.models import benchmark_prompts
+from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
+
+PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+READERS = 4
+"""Threads that decode files."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +32,24 @@ class PromptList:
 
 def load_prompts(config: BenchConfig) -> PromptList:
     """The prompts that indices refer to; fewer than `count` is an error."""
-    source, wanted = (
-        config.prompts,
-        max([config.count, *(method.options.get("calibrate", 0) for method in config.methods)]),
-    )
+    source, wanted = config.prompts, prompts_wanted(config)
     if source.file is not None:
         read_prompts(source.file, source.column, config.count)  # are there enough?
         prompts = read_prompts(source.file, source.column)
         return PromptList(prompts, _digest("\0".join(prompts)))
     if source.dataset is not None:
-        prompts = hub_prompts(source.dataset, source.column, config.count, source.split)
+        prompts = hub_prompts(source.dataset, source.column, wanted, source.split)
         return PromptList(prompts, _digest(f"{source.dataset}\0{source.split}\0{source.column}"))
     # for the shipped models: the garments in turn, so that a short run includes all of them
     shipped = [prompt for prompt, _, _ in benchmark_prompts(-(-wanted // 10))]
     per_garment = len(shipped) // 10
     turns = [shipped[garment * per_garment + turn] for turn in range(per_garment) for garment in range(10)]
-    if len(turns) < config.count:
-        raise DataError(f"the shipped models have {len(turns)} prompts, {config.count} were asked for")
     return PromptList(turns, "shipped")
+
+
+def prompts_wanted(config: BenchConfig) -> int:
+    """How many prompts are needed: those that are sampled, or more for a calibration."""
+    return max(config.count, *(int(method.options.get("calibrate", 0)) for method in config.methods))
 
 
 @dataclass(frozen=True)
@@ -76,20 +86,36 @@ def reference_files(config: BenchConfig) -> ReferenceFiles | None:
     if references.folder is None:
         return None
     if references.file is None:
-        paths = files_below(references.folder) if references.folder.is_dir() else []
-        return ReferenceFiles(paths, [], references.folder)
+        return ReferenceFiles(files_below(references.folder), [], references.folder)
     if config.prompts.file is None:
         raise DataError(
             f"references.file = {references.file!r} takes columns of a prompt file; write [prompts] with file"
         )
     wanted = paired_files(config.prompts.file, config.prompts.column, references.file, config.count)
-    path_of = {name: references.folder / name for name in wanted}
-    existing = {name for name, path in path_of.items() if path.is_file()}
-    return ReferenceFiles(
-        [path_of[name] for name in wanted if name in existing],
-        [name for name in wanted if name not in existing],
-        references.folder,
-    )
+    existing = {name for name in wanted if (references.folder / name).is_file()}
+    paths = [references.folder / name for name in wanted if name in existing]
+    return ReferenceFiles(paths, [name for name in wanted if name not in existing], references.folder)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All pictures and sounds below a folder, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES | {".wav"})
+
+
+def read_references(paths: Sequence[Path]) -> tuple[list[int], Batch | None]:
+    """The indices of the readable pictures, and these pictures, whose sizes may differ. A broken file is skipped."""
+    with ThreadPoolExecutor(READERS) as pool:
+        pictures = list(pool.map(_read, paths))
+    readable = [index for index, picture in enumerate(pictures) if picture is not None]
+    return readable, Batch([p for p in pictures if p is not None]) if readable else None
+
+
+def _read(path: Path) -> torch.Tensor | None:
+    try:
+        with Image.open(path) as picture:
+            return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).contiguous()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,9 @@
 """Generation: every method on every prompt, in batches, sharded by prompt, resumable.
 
 Batches are fixed ranges of prompts that are distributed over the processes, so a batch has the same content, and its
-pictures the same bytes, for any number of processes. The thread that writes the files also computes the scores against
-plain CFG, on floats; its queue is bounded, so memory does not grow.
+pictures the same bytes, for any number of processes. Within a batch the methods take turns, and another one begins each
+time: a machine that becomes slower or faster during a run changes the seconds of all methods alike. The thread that
+writes the files also computes the scores against plain CFG, on floats; its queue is bounded, so memory does not grow.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 import torch
 
-from thg.bench.address import Place
 from thg.bench.config import BenchConfig, Method
 from thg.bench.inputs import PromptList
-from thg.bench.keeping import check_room, encoded
-from thg.bench.measuring import Clock, Measurer, Progress, as_batch
-from thg.bench.methods.outside import OutsideError
+from thg.bench.keys import Place
+from thg.bench.measure import Clock, Measurer, Progress
 from thg.bench.methods.policy import Pilot
-from thg.bench.metrics.registry import pair_metric_names
-from thg.bench.pipeline import Samples, check_decoder, load_pipeline, make_scheduler, sample
-from thg.bench.shard import Shard, batches
+from thg.bench.methods.third_party import CacheError
+from thg.bench.metrics import Batch, compares_with_plain_cfg
+from thg.bench.samples import Samples, check_room, load_pipeline, make_scheduler, sample
 from thg.bench.store import Series, Store
 from thg.errors import PlanError
+from thg.processes import Shard, batches
 from thg.seeds import sample_seed
 
 PILOT = 16
@@ -44,6 +45,16 @@ class Ready:
     series: Series
 
 
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A batch of one method: samples, evaluations of each, and seconds."""
+
+    ready: Ready
+    samples: Samples
+    evaluations: list[float]
+    seconds: float
+
+
 class Runner:
     """Makes the samples of one shard."""
 
@@ -55,18 +66,22 @@ class Runner:
         self.prompts = prompts.prompts
         self.shard = shard
         self.progress = progress
-        self.places = [Place(store, config, method, prompts.digest) for method in config.methods]
-        self.latents = config.storage.keep == "latents"
-        # samples that are not kept must be measured now; others only by metrics that compare floats
-        names = pair_metric_names(config.metrics) if config.storage.keep == "files" else config.metrics
-        self.measurer = Measurer(config, store, shard.device, names)
+        self._digest = prompts.digest
+        # other metrics are measured on the files
+        pairs = [name for name in config.metrics if compares_with_plain_cfg(name, config.base)]
+        self.measurer = Measurer(config, store, shard.device, pairs)
         self.pipe: Any = None
         self.schedulers: dict[str, Any] = {}  # by method
+        self._turn = uuid4().hex[:12]
+
+    def places(self) -> list[Place]:
+        """Where samples are kept; not known before a model of the hub was downloaded."""
+        return [Place(self.store, self.config, method, self._digest) for method in self.config.methods]
 
     def missing_batches(self) -> list[range]:
         """The batches of this process in which some method lacks a sample."""
         mine = self.shard.of(batches(self.config.count, self.config.batch_size))
-        done = [place.series.done() if place.series else set() for place in self.places if not place.left_out]
+        done = [place.series.done() if place.series else set() for place in self.places() if not place.left_out]
         return [batch for batch in mine if any(not {*batch} <= indices for indices in done)]
 
     def load(self) -> None:
@@ -76,29 +91,24 @@ class Runner:
         for method in self.config.methods:
             model = self.config.model_of(method)
             self.schedulers[method.name] = own if method.scheduler is None else make_scheduler(model, own.config)
-        if self.latents:
-            check_decoder(self.pipe, self.config.model)
 
     def run(self) -> None:
         """Makes the missing samples."""
-        mine = self.missing_batches()
-        if not mine:
+        if not self.missing_batches():
             return
         if self.pipe is None:
             self.load()
-        methods = self._prepare()
+        mine, methods = self.missing_batches(), self._prepare()
         first = self._sample(methods[0].method, range(1), steps=2)  # warm up
         self.measurer.leave_out(sounds=first.sample_rate is not None)
         missing = {ready.series.key: {*range(self.config.count)} - ready.series.done() for ready in methods}
-        count = sum(len(left) for left in missing.values())
-        storage, metrics = self.config.storage, self.config.metrics
-        self.progress(check_room(self.store.path, first, count, storage, metrics))
+        self.progress(check_room(self.store.path, first, sum(len(left) for left in missing.values())))
         clock = Clock(self.progress, sum(len(_lacking(batch, methods, missing)) for batch in mine), "sampled")
         # one thread for the scores: a second OpenMP thread team would slow down every later network call on a CPU
         with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
             waiting: deque[Future[None]] = deque()
-            for batch in mine:
-                for job in self._batch(batch, methods, missing):
+            for number, batch in enumerate(mine):
+                for job in self._batch(batch, number, methods, missing):
                     waiting.append(writer.submit(job))
                     if len(waiting) > BACKLOG:
                         waiting.popleft().result()
@@ -110,14 +120,14 @@ class Runner:
         """The methods ready to run, the reference first; third-party caches that do not work here are skipped."""
         reference = self.config.reference_method
         ready = []
-        for place in sorted(self.places, key=lambda place: place.method is not reference):
+        for place in sorted(self.places(), key=lambda place: place.method is not reference):
             method, known = place.method, place.prepared
             if "left_out" in known:
                 continue
             self.pipe.scheduler = self.schedulers[method.name]
             try:
                 policy, measured = method.policy.prepare(self._pilot(place), known)
-            except OutsideError as error:
+            except CacheError as error:
                 place.write_prepared({"left_out": str(error)})
                 continue
             except PlanError as error:
@@ -141,68 +151,63 @@ class Runner:
             call=self.config.model.call,
         )
 
-    def _batch(self, batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> Iterator[Callable[[], None]]:
-        """Samples one batch of prompts with each method that lacks some of them; yields the write jobs."""
-        lacking = _lacking(batch, methods, missing)
+    def _batch(
+        self, batch: range, number: int, methods: list[Ready], missing: dict[str, set[int]]
+    ) -> Iterator[Callable[[], None]]:
+        """Samples one batch of prompts with each method that lacks some of them; yields the write jobs.
+
+        number: which method begins. Samples that are made before plain CFG's wait for them, to be compared.
+        """
+        lacking, reference = _lacking(batch, methods, missing), methods[0]
         if not lacking:
             return
         pairs = any("pairs" in metric.needs for metric in self.measurer.metrics)
-        reference: Samples | None = None
-        for ready in methods:
-            is_reference = ready is methods[0]
-            if ready not in lacking and not (is_reference and pairs):
+        plain: Samples | None = None
+        waiting: list[Made] = []
+        first = number % len(methods)
+        for ready in [*methods[first:], *methods[:first]]:
+            if ready not in lacking and not (ready is reference and pairs):
                 continue
-            self.pipe.scheduler = self.schedulers[ready.method.name]
-            with ready.method.policy.applied(self.pipe) as evaluations:
-                started = time.perf_counter()
-                samples = self._sample(ready.method, batch)
-                seconds = time.perf_counter() - started
-                counted = evaluations(len(batch))
-            _check(ready.method, counted)
-            if is_reference:
-                reference = samples
-            if ready in lacking:
-                plain = None if is_reference else reference
-                yield self._writing(ready, methods[0].series, batch, samples, plain, counted, seconds)
+            made = self._made(ready, batch)
+            ready.series.write_timing(batch.start, self._turn, len(batch), made.seconds)
+            if ready is reference:
+                plain = made.samples
+            waiting += [made] if ready in lacking else []
+            if plain is not None or not pairs:
+                yield from (self._writing(one, reference, batch, plain) for one in waiting)
+                waiting = []
+
+    def _made(self, ready: Ready, batch: range) -> Made:
+        self.pipe.scheduler = self.schedulers[ready.method.name]
+        with ready.method.policy.applied(self.pipe) as evaluations:
+            started = time.perf_counter()
+            samples = self._sample(ready.method, batch)
+            seconds = time.perf_counter() - started
+            counted = evaluations(len(batch))
+        _check(ready.method, counted)
+        return Made(ready, samples, counted, seconds)
 
     def _sample(self, method: Method, batch: range, steps: int | None = None) -> Samples:
-        config = self.config
-        return sample(
-            self.pipe,
-            config.model,
-            self.prompts,
-            batch,
-            config.seed,
-            steps or method.steps,
-            method.guidance_scale,
-            self.latents,
-        )
+        model, seed = self.config.model, self.config.seed
+        return sample(self.pipe, model, self.prompts, batch, seed, steps or method.steps, method.guidance_scale)
 
-    def _writing(
-        self,
-        ready: Ready,
-        reference: Series,
-        batch: range,
-        samples: Samples,
-        plain: Samples | None,
-        counted: list[float],
-        seconds: float,
-    ) -> Callable[[], None]:
+    def _writing(self, made: Made, reference: Ready, batch: range, plain: Samples | None) -> Callable[[], None]:
         def write() -> None:
-            measures = self.measurer.measures(ready.series.key == reference.key, reference)
-            prompts = [self.prompts[index] for index in batch]
-            self.measurer.measure(measures, ready.series, batch, as_batch(samples, plain, prompts))
-            for place, index in enumerate(batch):
+            series, samples = made.ready.series, made.samples
+            prompts = tuple(self.prompts[index] for index in batch)
+            is_reference = series.key == reference.series.key
+            if measures := self.measurer.measures(is_reference, reference.series):
+                against = None if is_reference or plain is None else plain.values
+                self.measurer.measure(measures, series, batch, Batch(samples.values, prompts, against))
+            for row, index in enumerate(batch):
                 record = {
                     "index": index,
-                    "prompt": prompts[place],
+                    "prompt": prompts[row],
                     "seed": sample_seed(self.config.seed, index),
-                    "nfe": counted[place],
+                    "nfe": made.evaluations[row],
                     "rate": samples.sample_rate,
                 }
-                shown = index in self.config.sheet.prompts
-                ready.series.write(index, *encoded(samples, place, self.config.storage, shown), record)
-            ready.series.write_timing(batch.start, len(batch), seconds)
+                series.write(index, *samples.file(row), record)
 
         return write
 

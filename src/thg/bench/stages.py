@@ -6,21 +6,16 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from thg.bench.address import Place
 from thg.bench.config import BenchConfig, parse_config
-from thg.bench.errors import RunFolderError
 from thg.bench.inputs import PromptList, load_prompts
-from thg.bench.measuring import Measurer
-from thg.bench.pipeline import load_pipeline
+from thg.bench.keys import Place
+from thg.bench.measure import Measurer, Progress
 from thg.bench.runner import Runner
-from thg.bench.shard import Shard
-from thg.bench.store import RunFolder, Series, Store
-
-Progress = Callable[[str], None]
+from thg.bench.store import RunFolder, RunFolderError, Series, Store
+from thg.processes import Shard
 
 
 @dataclass(frozen=True)
@@ -88,29 +83,17 @@ def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Meas
     measurer = Measurer(run.config, run.store, shard.device)
     measurer.leave_out(sounds=record.get("rate") is not None)
     measurer.measure_references(shard, progress)
-    pipe = load_pipeline(run.config.model, shard.device) if _has_latents(reference) else None
-    measurer.measure_samples(list(series.values()), reference, run.prompts.prompts, shard, progress, pipe)
+    measurer.measure_samples(list(series.values()), reference, run.prompts.prompts, shard, progress)
     return None if run.missing_samples() or not complete(run, measurer) else measurer
 
 
 def complete(run: BenchmarkRun, measurer: Measurer) -> bool:
-    """Is everything measured that can be? (Samples that were not kept cannot.)"""
-    if measurer.missing_references():
-        return False
+    """Is everything measured?"""
     series = run.series()
     reference = series[run.config.reference_method.name]
-    for each in series.values():
-        for left in measurer.missing(each, reference, each.key == reference.key).values():
-            if any(each.file(index) is not None for index in left):
-                return False
-    return True
+    return not measurer.missing_references() and not any(measurer.missing(s, reference) for s in series.values())
 
 
 def require_samples(run: BenchmarkRun) -> None:
     if left := run.missing_samples():
         raise RunFolderError(f"{left} samples are missing in {run.store.path}: run thg bench again to resume")
-
-
-def _has_latents(series: Series) -> bool:
-    path = next((path for index in series.done() if (path := series.file(index))), None)
-    return path is not None and path.suffix == ".safetensors"

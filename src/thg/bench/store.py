@@ -2,11 +2,13 @@
 
     STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
                                                policy and the results of its preparation
-    STORE/series/<key>/samples/000123.png      a sample (.png, .jpg, .wav, or its latents in .safetensors), and
+    STORE/series/<key>/samples/000123.png      a sample (.png or .wav), and
     STORE/series/<key>/samples/000123.json     its record: prompt, seed, evaluations; written last, so a sample is
                                                complete when its record exists
-    STORE/series/<key>/timings/000120.json     seconds of the batch that begins with this sample
+    STORE/series/<key>/timings/000120-*.json   seconds of the batch that begins with this sample; batches of several
+                                               series that were timed in turns have the same name
     STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
+    STORE/series/<key>/measured/<name>.json    numbers that a package has measured on the files
     STORE/references/<key>/measured/<name>/*   the same for reference files
     STORE/prepared/<key>.json                  results of the preparation (a threshold, a plan), or why it failed
     RUN/config.json                            the configuration, and the path of its store
@@ -20,20 +22,70 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
-from thg.bench.errors import RunFolderError
-from thg.bench.rows import RowFiles
+from thg.errors import THGError
 from thg.files import write_atomically
 
 DIGITS = 6
-SUFFIXES = (".png", ".jpg", ".wav", ".safetensors")
+
+
+class RunFolderError(THGError):
+    """A run folder that belongs to another run, is incomplete, or cannot be read."""
+
+
+class RowFiles:
+    """Rows of one kind (a metric's scores, a network's features) in a folder: a file for each measured batch.
+
+    A file holds `samples` (their indices), `counts` (how many rows each has) and `values`. What is read does not depend
+    on the batches or on the processes that measured them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, samples: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Stores the rows of these samples."""
+        tensors = {
+            "samples": torch.tensor(samples, dtype=torch.int64),
+            "counts": torch.tensor([len(part) for part in rows], dtype=torch.int64),
+            "values": torch.cat(list(rows)).contiguous(),
+        }
+        write_atomically(self.folder / f"{samples[0]:06d}-{samples[-1]:06d}.safetensors", save(tensors))
+
+    def done(self) -> set[int]:
+        """The samples that have been measured."""
+        return set(self.by_sample())
+
+    def by_sample(self) -> dict[int, torch.Tensor]:
+        """The rows of each sample; none for one that could not be read."""
+        rows: dict[int, torch.Tensor] = {}
+        for path in sorted(path for path in self.folder.glob("*.safetensors") if not path.name.startswith(".")):
+            try:
+                tensors = load(path.read_bytes())
+            except (OSError, SafetensorError) as error:
+                raise RunFolderError(
+                    f"{path} cannot be read ({error}); remove it, and its samples are measured again"
+                ) from None
+            parts = tensors["values"].split(tensors["counts"].tolist())
+            rows |= dict(zip(tensors["samples"].tolist(), parts, strict=True))
+        return rows
+
+    def read(self, samples: Iterable[int]) -> torch.Tensor:
+        """The rows of these samples, in their order; a missing one is an error."""
+        rows = self.by_sample()
+        try:
+            wanted = [rows[index] for index in samples]
+        except KeyError as error:
+            raise RunFolderError(f"sample {error} is not measured yet in {self.folder}: run thg bench again") from None
+        return torch.cat(wanted) if wanted else torch.empty(0)
 
 
 class Series:
@@ -51,17 +103,17 @@ class Series:
         """The indices of the existing samples, by listing the folder once."""
         return {int(name[:-5]) for name in _names(self.path / "samples") if name.endswith(".json")}
 
-    def write(self, index: int, suffix: str, content: bytes | None, record: Mapping[str, Any]) -> None:
-        """Writes a sample and its record; without content, the record alone."""
+    def write(self, index: int, suffix: str, content: bytes, record: Mapping[str, Any]) -> None:
+        """Writes a sample and its record."""
         if not (self.path / "series.json").exists():
             write_json(self.path / "series.json", self._what)
-        if content is not None:
-            write_atomically(self._sample(index, suffix), content)
+        write_atomically(self._sample(index, suffix), content)
         write_json(self._sample(index, ".json"), record)
 
-    def file(self, index: int) -> Path | None:
-        """The file of a sample, if one was kept."""
-        return next((path for suffix in SUFFIXES if (path := self._sample(index, suffix)).exists()), None)
+    def file(self, index: int) -> Path:
+        """The file of a sample."""
+        sound = self._sample(index, ".wav")
+        return sound if sound.exists() else self._sample(index, ".png")
 
     def any_record(self) -> dict[str, Any] | None:
         """The record of the first existing sample, if any."""
@@ -75,17 +127,26 @@ class Series:
                 raise RunFolderError(f"sample {index} is missing in {self.path}: run thg bench again")
             yield record
 
-    def write_timing(self, index: int, count: int, seconds: float) -> None:
-        write_json(self.path / "timings" / f"{index:0{DIGITS}d}.json", {"count": count, "seconds": seconds})
+    def write_timing(self, index: int, turn: str, count: int, seconds: float) -> None:
+        """turn: the same for all series that were made in turns."""
+        write_json(self.path / "timings" / f"{index:0{DIGITS}d}-{turn}.json", {"count": count, "seconds": seconds})
 
-    def seconds_per_sample(self) -> float | None:
-        """The mean over all batches that were timed."""
-        timings = [read_json(path) or {} for path in sorted((self.path / "timings").glob("[0-9]*.json"))]
-        samples = sum(timing.get("count", 0) for timing in timings)
-        return math.fsum(timing.get("seconds", 0.0) for timing in timings) / samples if samples else None
+    def seconds(self) -> dict[str, float]:
+        """Seconds per sample of each batch that was timed, by its turn."""
+        paths = sorted((self.path / "timings").glob("[0-9]*.json"))
+        timings = {path.stem: timing for path in paths if (timing := read_json(path))}
+        return {turn: timing["seconds"] / timing["count"] for turn, timing in timings.items()}
 
     def measured(self, name: str) -> RowFiles:
         return RowFiles(self.path / "measured" / name)
+
+    def numbers(self, name: str) -> list[float] | None:
+        """What a package has measured under this name, if it has."""
+        found = read_json(self.path / "measured" / f"{name}.json")
+        return None if found is None else found["values"]
+
+    def write_numbers(self, name: str, values: Sequence[float]) -> None:
+        write_json(self.path / "measured" / f"{name}.json", {"values": list(values)})
 
     def _sample(self, index: int, suffix: str) -> Path:
         return self.path / "samples" / f"{index:0{DIGITS}d}{suffix}"
@@ -145,15 +206,6 @@ def digest(what: Mapping[str, Any]) -> str:
     """Sixteen hex digits of a value."""
     text = json.dumps(what, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def open_picture(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as picture:
-            picture.load()
-            return picture
-    except (OSError, SyntaxError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
 from thg.bench.inputs import reference_files
-from thg.bench.measuring import Measurer
+from thg.bench.measure import Measurer
 from thg.bench.report import write_report
-from thg.bench.shard import find_shard
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
+from thg.processes import find_shard
 
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config or SHIPPED_CONFIG)
-    config = override(config, keep=args.keep, count=args.count, batch_size=args.batch_size, seed=args.seed)
+    config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"
     shard = find_shard(args.shard, args.device)
     pipelines.check_device(shard.device)

@@ -20,7 +20,6 @@ COMMANDS = {
     "calibrate": "measure where the guidance of a model can be predicted",
     "bench": "compare thg with other methods",
     "report": "rebuild the report of a benchmark",
-    "statistics": "measure the references of a benchmark once",
     "studio": "compare interactively in the browser",
     "doctor": "versions, devices, and what is missing or broken",
 }
@@ -42,7 +41,6 @@ def command_line() -> argparse.ArgumentParser:
         "calibrate": _calibrate,
         "bench": _bench,
         "report": _report,
-        "statistics": _statistics,
         "studio": _studio,
     }
     for name, what in COMMANDS.items():
@@ -160,11 +158,6 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="where samples are kept and shared (default: store next to --out)"
     )
-    parser.add_argument(
-        "--keep",
-        choices=("files", "jpeg", "latents", "features"),
-        help="what is kept of a sample (default: the configuration's, files)",
-    )
     parser.add_argument("--check", action="store_true", help="report what is missing, and run nothing")
     parser.add_argument("--count", type=int, metavar="N", help="prompts, instead of the configuration's number")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples per batch")
@@ -178,16 +171,6 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
     parser.add_argument("--device", help="where the networks of the metrics run (default: the best available)")
     parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that measure together")
-
-
-def _statistics(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the benchmark whose [references] to measure"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder for the statistics")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where measured rows are kept (default: OUT/store)")
-    parser.add_argument("--device", help="where the networks run (default: the best available)")
-    parser.add_argument("--shard", metavar="I/K", help="this process is the I-th of K that share the store")
 
 
 def _studio(parser: argparse.ArgumentParser) -> None:

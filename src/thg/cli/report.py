@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from thg.bench.report import rebuild_report
-from thg.bench.shard import find_shard
 from thg.cli import pipelines
+from thg.processes import find_shard
 
 
 def run(args: argparse.Namespace) -> int:

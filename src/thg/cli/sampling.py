@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thg.bench.methods.counting import Rows, counted_rows
+from thg.counting import Rows, counted_rows
 from thg.errors import NonFiniteError, PlanError, THGError, UnsupportedPipelineError
 from thg.models.pretrained import sampling_rate
 from thg.pipelines import Summary, disable, enable, summary

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,11 +19,11 @@ from thg.errors import THGError
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.models.pretrained import is_single_file
 from thg.profiles.profile import Profile
-from thg.studio.app import create_app
+from thg.studio.app import WAITING, create_app
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate
+from thg.studio.jobs import Worker
 from thg.studio.model import Model
-from thg.studio.specs import MAX_BATCH
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -39,7 +41,11 @@ def run(args: argparse.Namespace) -> int:
             if not args.no_browser:
                 webbrowser.open(address)
 
-        _serve(create_app(engine, host=name, token=token), listener, ready)
+        worker = Worker(WAITING)
+        _serve(create_app(engine, host=name, token=token, worker=worker), listener, ready, worker.close)
+    _say("the studio has closed")
+    if not worker.stop():
+        os._exit(0)  # a large network is in the middle of a call, and nothing is left to be written
     return 0
 
 
@@ -57,7 +63,7 @@ def load(args: argparse.Namespace) -> Model:
         source,
         guidance_scale=DEFAULT_GUIDANCE[args.model],
         steps=pipelines.DEFAULT_STEPS[args.model],
-        batch=MAX_BATCH,  # small pictures: larger batches use the device better
+        batch=4,  # small pictures: larger batches use the device better
         examples=EXAMPLE_PROMPTS,
         call=DEFAULT_CALL[args.model],
         profile=profile,
@@ -111,16 +117,17 @@ def _address(host: str, port: int, token: str | None) -> str:
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
-def _serve(app: Gate, listener: socket.socket, ready: Callable[[], None]) -> None:
+def _serve(app: Gate, listener: socket.socket, ready: Callable[[], None], closing: Callable[[], None]) -> None:
     class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            closing()  # open streams would keep the server waiting
+            self.should_exit = True
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
 
     config = uvicorn.Config(
-        app, log_level="warning", server_header=False, timeout_graceful_shutdown=2, timeout_keep_alive=30, ws="none"
+        app, log_level="error", server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=30, ws="none"
     )
-    try:
-        Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        _say("the studio has closed")
+    Server(config).run(sockets=[listener])

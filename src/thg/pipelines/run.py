@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thg.adapter.caches import Caches, caches_in
 from thg.adapter.call import Call
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
@@ -98,6 +99,10 @@ class LeapingRun:
         self._loops: list[Loop] = []
         self._plain_because = ""  # why everything is evaluated from now on
         self._calls: list[SeenCall] = []  # of the last evaluated step, in order
+        self._caches: dict[
+            Any, Caches
+        ] = {}  # inside the networks; they act on the evaluated steps, in their own rhythm
+        self._cache_names: tuple[str, ...] = ()
         self._scales: list[Any] = []  # the pipeline's guidance scale at each step
         # the current step
         self._stepped = True  # a scheduler has made its step, and no network was called since
@@ -129,6 +134,10 @@ class LeapingRun:
                 vars(self._pipe).setdefault(LENGTH, length)
             self._pipe = None
             self._calls.clear()
+            self._cache_names = tuple(dict.fromkeys(cache.name for found in self._caches.values() for cache in found))
+            for caches in self._caches.values():
+                caches.empty()
+            self._caches.clear()
             for loop in self._loops:
                 loop.leaps.forget()
                 loop.scheduler = loop.timesteps = loop.time = None
@@ -146,6 +155,8 @@ class LeapingRun:
         if not self._evaluating:
             assert seen is not None
             return seen.output
+        if call.module not in self._caches:  # what an earlier run has left in them is not used
+            self._caches[call.module] = caches_in(call.module)
         made = SeenCall.of(call, call, seen)
         self._ended = time.perf_counter()
         self._calls[index : index + 1] = [made]
@@ -260,6 +271,7 @@ class LeapingRun:
             note="; ".join(filter(None, self._notes(finite))),
             finite=finite,
             sections=max(1, len(self._loops)),
+            caches=self._cache_names,
             estimated_error=self._estimated_error(),
         )
 
@@ -286,6 +298,12 @@ class LeapingRun:
         if not finite:
             yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
         yield from self._reasons()
+        for loop in self._loops:
+            if loop.leaps.failed_at is not None:
+                yield (
+                    f"from step {loop.leaps.failed_at} on everything was evaluated: a prediction had missed by more "
+                    "than the output itself (an unstable scheduler, or conditions that contradict each other)"
+                )
         for loop in self._loops[-1:]:
             if loop.run.response is None and not loop.run.adds_noise:
                 yield f"predictions were not corrected: {loop.run.no_response}"

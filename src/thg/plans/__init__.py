@@ -2,20 +2,24 @@
 
 from thg.plans.fidelity import within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
+from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner, look_before_you_leap, m_max, rho_for, tapered, uniform
 from thg.plans.presets import PRESETS, Preset, preset
 from thg.plans.run import Run
+from thg.plans.tuned import Tuned
 
 __all__ = [
     "PRESETS",
     "Guide",
     "GuideMaker",
     "HareGuide",
+    "Leaps",
     "Plan",
     "Planner",
     "Preset",
     "Run",
+    "Tuned",
     "look_before_you_leap",
     "m_max",
     "preset",

@@ -39,16 +39,16 @@ class Prior:
     the start.
     """
 
-    evaluations: float = 22.0
+    evaluations: float = 22.2
     order: float = 3.2
-    short_run: float = 12.5
+    short_run: float = 13.0
     second_order: float = 1.0
     without_corrector: float = 1.35
     fewest: int = 3
-    slope: float = 0.8
+    slope: float = 0.9
     corrector: float = 0.85
     start: tuple[float, float] = (1.0, 0.2)
-    end: tuple[float, float] = (1.5, 0.12)
+    end: tuple[float, float] = (2.0, 0.12)
     power: float = 4.0
     first: int = 2
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from thg.plans.plan import Plan
+from thg.plans.plan import CONDITIONAL, EVALUATED, SKIPPED, Plan
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,14 @@ class Summary:
         """Ideal speed-up over plain CFG."""
         return self.cfg_nfe / self.nfe if self.nfe else 1.0
 
+    def strip(self) -> str:
+        """One mark per step that ran: ● everything, · a part of it (the conditional branch), ○ nothing."""
+        most = max(self.evaluations, default=0)
+        return "".join(SKIPPED if n == 0 else EVALUATED if n == most else CONDITIONAL for n in self.evaluations)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         if not self.steps:
             return f"{self.pipeline}: {self.note}"
@@ -60,9 +69,9 @@ class Summary:
             f"({self.saved:.0%} saved, ideal speed-up {self.speedup:.2f}x), {self.seconds:.2f} s"
         ]
         if self.plan is not None:
-            lines.append(f"[{self.plan.strip()}]" + (f", the last of {self.sections}" if self.sections > 1 else ""))
+            lines.append(f"[{self.strip()}]")
         if self.estimated_error is not None and self.finite:
-            lines.append(f"estimated difference from plain CFG: {_shown(self.estimated_error)}")
+            lines.append(f"estimated difference from the plain run: {_shown(self.estimated_error)}")
         if self.checked:
             lines.append(f"layout: {self.checked}")
         if not self.finished:

@@ -28,9 +28,11 @@ WAITING = 8  # jobs in the queue, besides the running one
 KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
 
 
-def create_app(engine: Engine, *, host: str | None = None, token: str | None = None, waiting: int = WAITING) -> Gate:
-    """The application. host and token: as `Gate` takes them."""
-    worker = Worker(waiting)
+def create_app(
+    engine: Engine, *, host: str | None = None, token: str | None = None, worker: Worker | None = None
+) -> Gate:
+    """The application. host and token: as `Gate` takes them; worker: executes the runs."""
+    worker = worker or Worker(WAITING)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

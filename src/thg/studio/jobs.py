@@ -84,15 +84,21 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout: float = 30.0) -> None:
-        """Cancels everything and waits for the current step to end."""
+    def close(self) -> None:
+        """Cancels everything, and ends the stream of each client at once."""
         with self._change:
             self._stopping = True
             jobs = [*self._waiting, *([self._running] if self._running else [])]
             self._change.notify_all()
         for job in jobs:
+            job.emit("failed", {"message": "the studio was closed"})
             self.cancel(job)
+
+    def stop(self, timeout: float = 0.5) -> bool:
+        """Closes, and waits a moment for the current call of the network. Has it ended?"""
+        self.close()
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     @property
     def load(self) -> tuple[bool, int]:

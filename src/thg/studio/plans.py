@@ -73,7 +73,7 @@ def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
 
 def _stretched(spec: CustomSpec, calls: int) -> Plan:
     """The grid, scaled to the length of the run."""
-    drawn = Plan(spec.of, tuple(spec.coarse), spec.cutoff, spec.boost, spec.hare_order, spec.corrector)
+    drawn = Plan(**{**spec.model_dump(exclude={"kind", "of"}), "steps": spec.of, "coarse": tuple(spec.coarse)})
     if calls == drawn.steps:
         return drawn
     coarse = sorted({index * calls // drawn.steps for index in drawn.coarse})
@@ -83,10 +83,8 @@ def _stretched(spec: CustomSpec, calls: int) -> Plan:
 
 def as_python(spec: PlanSpec, plan: Plan) -> str:
     """The second argument of `thg.enable` that gives this plan."""
-    if isinstance(spec, DefaultSpec) and spec.nfe is not None:
-        return f"thg.tapered({spec.nfe}{''.join(f', {name}={value:g}' for name, value in spec.changes.items())})"
     if isinstance(spec, DefaultSpec) and not spec.changes:
-        return f"thg.within({spec.tolerance:g})"
+        return f"thg.within({spec.tolerance:g})" if spec.nfe is None else f"thg.tapered({spec.nfe})"
     if isinstance(spec, PaperSpec):
         return repr(spec.preset)
     return f"thg.{plan!r}"
@@ -96,6 +94,7 @@ def for_page(spec: PlanSpec, plan: Plan) -> dict[str, Any]:
     """The data from which the page draws a plan."""
     return {
         "plan": json.loads(plan.to_json()),
+        "skips": plan.skips,
         "evaluates": [plan.evaluates(i) for i in range(plan.steps)],
         "cutoff": plan.end_of_guidance,
         "calls": plan.steps,

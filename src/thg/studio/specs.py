@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from thg.plans.fidelity import DEFAULT_ERROR
+from thg.plans.plan import Skips
 
 MAX_PROMPT = 1000
 MAX_STEPS = 150
-MAX_BATCH = 4
+MAX_BATCH = 9
 MAX_SIDE = 1536
 MAX_GUIDANCE = 30.0
 MAX_SEED = 2**32 - 1
 MAX_CALLS = 2 * MAX_STEPS  # Heun calls the network twice a step
 
-Share = Annotated[float, Field(gt=0.5, le=1.0)]
+Share = Annotated[float, Field(gt=0, le=1.0)]
 Tolerance = Annotated[float, Field(gt=0, lt=1)]
 Order = Literal[1, 2]
 
@@ -82,10 +83,12 @@ class CustomSpec(Strict):
     kind: Literal["custom"]
     of: int = Field(ge=1, le=MAX_CALLS)
     coarse: list[int] = Field(min_length=1, max_length=MAX_CALLS)
+    skips: Skips = "unconditional"
     cutoff: int | None = Field(default=None, ge=1, le=MAX_CALLS)
     boost: float = Field(default=1.0, gt=0, le=4)
     hare_order: Order = 2
     corrector: float = Field(default=0.0, ge=0, le=1)
+    slope: float = Field(default=1.0, ge=0, le=1)
 
 
 PlanSpec = Annotated[DefaultSpec | PaperSpec | ProfileSpec | CustomSpec, Field(discriminator="kind")]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ScheduleError
-from ..plans.guide import Run
 from ..plans.plan import MOST_STEPS
 from ..plans.response import Response, probe
+from ..plans.run import Run
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """answer(x, sigma): the network's output for a call of the denoiser, in the shape of the state x."""

@@ -1,5 +1,5 @@
 # A copy of src/thg/plans/plan.py, made by comfyui/make_core.py: change it there.
-"""A plan says at which steps of a run the unconditional branch is evaluated, and what is done in between.
+"""A plan says at which steps of a run the network is evaluated, and what is done in between.
 
 It is a value: frozen, hashable, without tensors, convertible to and from JSON. The loop that runs it makes no
 decisions.
@@ -17,31 +17,36 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..errors import PlanError
 
-FORMAT = "thg-plan-1"
+FORMAT = "thg-plan-2"
+READ = (FORMAT, "thg-plan-1")  # the first had no `skips`
 MOST_STEPS = 100_000  # no sampler has more: a file with more is corrupt
 
-HARE, TORTOISE, UNGUIDED = "●", "·", " "  # the marks of `Plan.strip`
+Skips = Literal["network", "unconditional"]
+EVALUATED, CONDITIONAL, SKIPPED, UNGUIDED = "●", "·", "○", " "  # the marks of `Plan.strip`
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """At which of the `steps` network calls the guidance term is evaluated.
+    """At which of the `steps` of a run the network is evaluated with all its branches.
 
     Common arguments:
         steps: N, the steps of the fine grid.
-        coarse: C, the step indices at which the unconditional branch is evaluated; sorted, begins with `start`.
+        coarse: C, the step indices at which everything is evaluated; sorted, begins with `start`.
+        skips: what does not run at the other steps. "unconditional" is the paper's: the conditional branch runs at each
+            step, and the guidance term is predicted. "network": nothing runs, and the output that reaches the sampler
+            is predicted; it needs no guidance, and has neither start, cutoff nor boost.
 
     Advanced arguments:
         start: before this index there is no guidance. 0 means from the first step on.
         cutoff: i_hi, from this index on there is no guidance. None or `steps` means never.
         boost: b, the factor on the guidance term during a leap of two or more steps.
-        hare_order: 1 holds the term over a leap (the paper), 2 extrapolates it from the last two evaluations.
-        corrector: 0 is off. In (0, 1]: when a new term is evaluated, this share of the error made by the leap before it
-            is corrected. It costs no evaluation and needs a scheduler that is linear in the network's outputs.
+        hare_order: 1 holds the last evaluation over a leap (the paper), 2 extrapolates from the last two.
+        corrector: 0 is off. In (0, 1]: at a new evaluation this share of the error made by the leap before it is
+            corrected. It costs no evaluation and needs a scheduler that is linear in the network's outputs.
         slope: the share of the extrapolated slope that hare_order=2 uses: 1 is the straight line, 0 holds the term.
     """
 
@@ -53,6 +58,7 @@ class Plan:
     corrector: float = 0.0
     start: int = 0
     slope: float = 1.0
+    skips: Skips = "unconditional"
 
     def __post_init__(self) -> None:
         steps = _whole("steps", self.steps)
@@ -79,6 +85,13 @@ class Plan:
         slope = _real("slope", self.slope)
         if not 0 <= slope <= 1:
             raise PlanError(f"slope must lie between 0 (the term is held) and 1 (the whole slope), not {slope:g}")
+        if self.skips not in get_args(Skips):
+            raise PlanError(f"skips must be 'network' or 'unconditional', not {self.skips!r}")
+        if self.skips == "network" and (start, cutoff, boost) != (0, steps, 1.0):
+            raise PlanError(
+                "start, cutoff and boost change the guidance, which a plan with skips='network' does not know; "
+                "write skips='unconditional', or set where guidance starts and ends in the pipeline's call"
+            )
         for name, value in (
             ("steps", steps),
             ("coarse", coarse),
@@ -91,16 +104,6 @@ class Plan:
         ):
             object.__setattr__(self, name, value)
 
-    def after(self, steps: int) -> Plan:
-        """The same plan after so many steps without guidance."""
-        return replace(
-            self,
-            steps=steps + self.steps,
-            coarse=tuple(steps + step for step in self.coarse),
-            start=steps + self.start,
-            cutoff=steps + self.end_of_guidance,
-        )
-
     # -- what the plan costs
 
     @property
@@ -110,13 +113,13 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """How often the unconditional branch is evaluated."""
+        """At how many steps everything is evaluated."""
         return bisect_right(self.coarse, self.end_of_guidance - 1)
 
     @property
     def nfe(self) -> int:
-        """Network evaluations per sample."""
-        return self.steps + self.evaluations
+        """Network evaluations per sample with classifier-free guidance."""
+        return 2 * self.evaluations if self.skips == "network" else self.steps + self.evaluations
 
     @property
     def cfg_nfe(self) -> int:
@@ -135,7 +138,7 @@ class Plan:
         return self.start <= step < self.end_of_guidance
 
     def evaluates(self, step: int) -> bool:
-        """Is the unconditional branch evaluated at this step?"""
+        """Is everything evaluated at this step?"""
         return step < self.end_of_guidance and step in self._evaluated
 
     def leaps(self) -> tuple[tuple[int, int], ...]:
@@ -174,9 +177,10 @@ class Plan:
     # -- display
 
     def strip(self) -> str:
-        """One mark per step: ● evaluates both branches, · the conditional one with a predicted hare, blank unguided."""
+        """One mark per step: ● everything is evaluated, ○ nothing, · the conditional branch, blank without guidance."""
+        between = SKIPPED if self.skips == "network" else CONDITIONAL
         return "".join(
-            HARE if self.evaluates(i) else TORTOISE if self.guides(i) else UNGUIDED for i in range(self.steps)
+            EVALUATED if self.evaluates(i) else between if self.guides(i) else UNGUIDED for i in range(self.steps)
         )
 
     def __repr__(self) -> str:
@@ -191,6 +195,8 @@ class Plan:
             if f.name in ("boost", "corrector", "slope") and getattr(self, f.name) != f.default
         ]
         shown.append(f"hare_order={self.hare_order}")
+        if self.skips != "unconditional":
+            shown.append(f"skips={self.skips!r}")
         return f"Plan({', '.join(shown)})"
 
     def __str__(self) -> str:
@@ -218,7 +224,7 @@ class Plan:
             raise PlanError(f"a plan is a JSON object, not {type(data).__name__}")
         data = dict(data)
         found = data.pop("format", None)
-        if found != FORMAT:
+        if found not in READ:
             raise PlanError(f"format must be {FORMAT!r}, not {found!r}: this file was not written by Plan.to_json")
         names = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - names):

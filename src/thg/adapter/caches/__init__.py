@@ -14,6 +14,6 @@ state aside; `known` combines them, and `calls` uses them in a run.
 """
 
 from thg.adapter.caches.calls import CachedNetwork
-from thg.adapter.caches.known import Caches, caches_for
+from thg.adapter.caches.known import Caches, caches_for, caches_in
 
-__all__ = ["CachedNetwork", "Caches", "caches_for"]
+__all__ = ["CachedNetwork", "Caches", "caches_for", "caches_in"]

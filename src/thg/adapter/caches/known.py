@@ -57,12 +57,17 @@ def caches_for(network: Any, guide: Guide) -> Caches:
     """
     if guide.plan is not None and guide.plan.nfe == 2 * guide.plan.steps:
         return Caches()
-    order = 1 if guide.plan is None else guide.plan.hare_order
-    caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
+    caches = caches_in(network, 1 if guide.plan is None else guide.plan.hare_order)
     if caches and isinstance(guide, Visitor):
         raise UnsupportedPipelineError(
             f"calibration measures the network itself, and {caches[0].name} is inside this one: disable it, "
             "calibrate, and enable it again"
         )
+    return caches
+
+
+def caches_in(network: Any, order: int = 1) -> Caches:
+    """The caches of a network, emptied. order: of the features that they predict; 1 holds them."""
+    caches = Caches((*find_deepcache(network, order), *find_cache_dit(network), *find_hooks(network)))
     caches.empty()
     return caches

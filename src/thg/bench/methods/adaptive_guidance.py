@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thg.bench.methods.policy import Counted, Pilot, Policy
+from thg.bench.methods.policy import Counted, Pilot, PlainGuide, Policy
+from thg.bench.tables import ConfigError
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.pipelines import enabled, summary
 from thg.plans.guide import Guide
-from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
 from thg.plans.run import Run, Term
 
@@ -33,13 +33,11 @@ class AdaptiveGuidance:
     is met in the mean over samples, by a search for the threshold (`find_threshold`).
     """
 
-    paper: ClassVar[str] = "Castillo et al., Adaptive Guidance, 2023: e_c alone once cos(e_c, e_u) >= threshold"
-
     def __init__(self, threshold: float) -> None:
         if not -1 <= threshold <= 1:
             raise PlanError(f"the threshold is a cosine, from -1 to 1, not {threshold:g}")
         self.threshold = threshold
-        self._last: AdaptiveGuidanceRun | None = None
+        self._last = AdaptiveGuidanceRun(threshold)
 
     def guide(self, run: Run) -> Guide:
         self._last = AdaptiveGuidanceRun(self.threshold)
@@ -47,13 +45,11 @@ class AdaptiveGuidance:
 
     def evaluations(self) -> list[int]:
         """How often the unconditional branch of each sample counted in the last run."""
-        return [] if self._last is None or self._last.counts is None else self._last.counts.tolist()
+        return [] if self._last.counts is None else self._last.counts.tolist()
 
 
-class AdaptiveGuidanceRun:
+class AdaptiveGuidanceRun(PlainGuide):
     """One run of `AdaptiveGuidance`."""
-
-    plan: Plan | None = None
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -65,24 +61,14 @@ class AdaptiveGuidanceRun:
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         cosines = branch_cosines(conditional, term)
-        if self._active is None or self.counts is None:
-            self._active = torch.ones_like(cosines, dtype=torch.bool)
-            self.counts = torch.zeros_like(cosines, dtype=torch.long)
-        active = self._active
-        self.counts = self.counts + active.long()
+        active = torch.ones_like(cosines, dtype=torch.bool) if self._active is None else self._active
+        self.counts = active.long() if self.counts is None else self.counts + active.long()
         self._active = active & (cosines < self._threshold)
-        if bool(active.all()):
-            return None
-        return tuple(part * active.view(-1, *[1] * (part.ndim - 1)) for part in term)
-
-    def predict(self, step: int, conditional: Term) -> Term | None:
-        return None
+        return None if bool(active.all()) else tuple(p * active.view(-1, *[1] * (p.ndim - 1)) for p in term)
 
 
-class CosineRecorder:
+class CosineRecorder(PlainGuide):
     """Plain CFG that records cos(e_c, e_u) of each sample at each step, for `find_threshold`."""
-
-    plan: Plan | None = None
 
     def __init__(self) -> None:
         self.curves: list[list[float]] = []  # one list per step
@@ -91,14 +77,8 @@ class CosineRecorder:
         self.curves = []
         return self
 
-    def evaluates(self, step: int) -> bool:
-        return True
-
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         self.curves.append(branch_cosines(conditional, term).tolist())
-        return None
-
-    def predict(self, step: int, conditional: Term) -> Term | None:
         return None
 
 
@@ -145,15 +125,18 @@ def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
 class AdaptiveGuidancePolicy(Policy):
     """Adaptive Guidance with a threshold, or with a budget for which the pilot finds one."""
 
-    nfe: int | None
-    threshold: float | None
-    paper: str = AdaptiveGuidance.paper
+    nfe: int | None = None
+    threshold: float | None = None
+    paper: ClassVar[str] = "Castillo et al., Adaptive Guidance, 2023: e_c alone once cos(e_c, e_u) >= threshold"
+    exact: ClassVar[bool] = False
 
     @property
     def needs_preparation(self) -> bool:
         return self.threshold is None
 
     def budget(self, steps: int, guidance_scale: float) -> None:
+        if (self.nfe is None) == (self.threshold is None):
+            raise ConfigError("adaptive-guidance takes exactly one of nfe = 70 and threshold = 0.99")
         if self.threshold is not None:
             AdaptiveGuidance(self.threshold)
 

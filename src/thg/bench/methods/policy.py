@@ -9,14 +9,19 @@ policy.prepare(pilot)   measurements needed once before the comparison (a thresh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from thg.counting import counted_rows
 from thg.errors import PlanError
+from thg.pipelines import enabled, summary
+from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
+from thg.plans.planners import Fixed, Planned
+from thg.plans.run import Run, Term
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""
@@ -40,9 +45,15 @@ class Pilot:
 
 
 class Policy(ABC):
-    """A guidance method. `paper`: its reference."""
+    """A method of the benchmark. The fields of a dataclass are its options. `paper`: its reference.
 
-    paper: str = ""
+    exact: an option `nfe` is the number of evaluations of every sample, not of their mean. packages: whose versions
+    change the samples, besides those of torch, diffusers and transformers.
+    """
+
+    paper: ClassVar[str] = ""
+    exact: ClassVar[bool] = True
+    packages: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs_preparation(self) -> bool:
@@ -57,13 +68,67 @@ class Policy(ABC):
         """Evaluations per sample, or None if known only after the run. Raises PlanError if they are invalid."""
         return None
 
-    def plan_of(self, prepared: Mapping[str, Any]) -> Plan | None:
+    def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:
         """The plan that it follows, if the plan alone determines its samples. prepared: the result of `prepare`."""
         return None
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
         """The policy ready to run, and its measurements. `known`: measurements of an earlier preparation, if any."""
         return self, {}
+
+
+class PlainGuide:
+    """Evaluates both branches at each step: what baselines change in parts."""
+
+    plan: Plan | None = None
+
+    def evaluates(self, step: int) -> bool:
+        return True
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        return None
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        return None
+
+
+@dataclass(frozen=True)
+class PlainCFG(Policy):
+    """Both branches at each step, on the unmodified pipeline; with `nfe`, in fewer steps."""
+
+    nfe: int | None = None
+    paper: ClassVar[str] = "Ho and Salimans, Classifier-Free Diffusion Guidance, 2022: e = e_c + (w - 1) (e_c - e_u)"
+
+    def budget(self, steps: int, guidance_scale: float) -> int:
+        return 2 * steps
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        with counted_rows(pipe) as rows:
+            yield lambda size: [rows.pop_all() / size] * size
+
+
+@dataclass(frozen=True)
+class Guided(Policy):
+    """Anything that `thg.enable` takes, applied through it."""
+
+    maker: GuideMaker
+
+    def budget(self, steps: int, guidance_scale: float) -> int | None:
+        run = Run.of(steps, guidance_scale)
+        if isinstance(self.maker, Planned):
+            return self.maker.planner.plan(run).nfe
+        guide = self.maker.guide(run)
+        return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
+
+    def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:
+        planner = self.maker.planner if isinstance(self.maker, Planned) else None
+        return planner.value if isinstance(planner, Fixed) else None
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        with enabled(pipe, self.maker):
+            yield lambda size: [float(summary(pipe).nfe)] * size
 
 
 def check_budget(name: str, policy: Policy, steps: int, guidance_scale: float, nfe: int | None) -> None:

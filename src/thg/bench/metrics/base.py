@@ -1,11 +1,11 @@
-"""The interface of all metrics: rows of numbers for each sample, and one number from the rows of many samples.
+"""What a metric is given, and the interface of all metrics.
 
-    rows = metric.measure(batch)        a tensor for each sample: its score, or its features in a network
+    rows = metric.measure(batch)        a tensor for each picture: its score, or its features in a network
     metric.reduce(torch.cat(rows))      the number, or None if there are too few rows
 
 Rows can be stored in files and come from other processes; the number does not depend on how they were split. For a few
-batches, `update(batch)` and `compute()` do both. `needs` lists what a batch, or the metric itself, needs besides the
-samples.
+batches, `update(batch)` and `compute()` do both. Sounds are measured by packages, on their files
+(`thg.bench.metrics.packages`).
 """
 
 from __future__ import annotations
@@ -13,26 +13,123 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
+from PIL import Image
 
-from thg.bench.metrics.batch import Batch, MetricError
+from thg.errors import NonFiniteError, THGError
 from thg.media import worst_mean
+
+RANGE_SLACK = 1e-3
+"""How far outside [0, 1] a decoder's rounding may put a pixel."""
+
+
+class MetricError(THGError, ValueError):
+    """An unknown metric, or pictures that a metric cannot measure."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pictures of one run, with their prompts and references.
+
+    `samples`: (batch, channels, height, width), floats in [0, 1] or bytes; a list if their sizes differ. `prompts`: one
+    text per picture. `references`: the plain CFG result for the same prompts and seeds, of the same shape.
+    """
+
+    samples: torch.Tensor | Sequence[torch.Tensor]
+    prompts: tuple[str, ...] = ()
+    references: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for part in self._parts():
+            _check(part)
+        if self.prompts and len(self.prompts) != len(self.samples):
+            raise MetricError(
+                f"{len(self.samples)} samples but {len(self.prompts)} prompts: give one prompt per sample"
+            )
+        if self.references is not None and self.references.shape != self._stacked().shape:
+            raise MetricError(
+                f"samples of shape {tuple(self._stacked().shape)} cannot be compared with references of shape "
+                f"{tuple(self.references.shape)}: generate both at the same size"
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def as_stored(self) -> Batch:
+        """The pictures as a reader of their files sees them: bytes. Without references."""
+        return Batch(_as_bytes(self._stacked()), self.prompts)
+
+    def pictures(self) -> torch.Tensor:
+        """The pictures as floats in [0, 1]; all of one size."""
+        return _as_floats(self._stacked())
+
+    def reference_pictures(self) -> torch.Tensor:
+        """The plain CFG pictures as floats in [0, 1]."""
+        if self.references is None:
+            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG pictures)")
+        _check(self.references)
+        return _as_floats(self.references)
+
+    def rgb_bytes(self) -> list[torch.Tensor]:
+        """The pictures as in the saved files: (3, height, width) each, uint8."""
+        return [_as_bytes(picture).expand(3, -1, -1).cpu() for part in self._parts() for picture in part]
+
+    def pil_pictures(self) -> list[Image.Image]:
+        """The pictures as PIL images."""
+        return [Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy())) for picture in self.rgb_bytes()]
+
+    def _parts(self) -> list[torch.Tensor]:
+        """The samples in tensors with a batch dimension."""
+        return [self.samples] if isinstance(self.samples, torch.Tensor) else [sample[None] for sample in self.samples]
+
+    def _stacked(self) -> torch.Tensor:
+        if isinstance(self.samples, torch.Tensor):
+            return self.samples
+        shapes = {tuple(sample.shape) for sample in self.samples}
+        if len(shapes) > 1:
+            raise MetricError(f"samples of {len(shapes)} sizes cannot be stacked, such as {sorted(shapes)[:2]}")
+        return torch.stack(list(self.samples))
+
+
+def _as_floats(pictures: torch.Tensor) -> torch.Tensor:
+    return pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.detach().float().clamp(0, 1)
+
+
+def _as_bytes(pictures: torch.Tensor) -> torch.Tensor:
+    return pictures if pictures.dtype == torch.uint8 else (_as_floats(pictures) * 255).round().to(torch.uint8)
+
+
+def _check(pictures: torch.Tensor) -> None:
+    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
+        raise MetricError(f"pictures have shape {tuple(pictures.shape)}: expected (batch, 1 or 3, height, width)")
+    if pictures.dtype == torch.uint8 or pictures.numel() == 0:
+        return
+    if not pictures.is_floating_point():
+        raise MetricError(f"pictures are of type {pictures.dtype}: give floats in [0, 1] or torch.uint8")
+    if not bool(torch.isfinite(pictures).all()):
+        raise NonFiniteError("NaN or infinity in a picture: it cannot be measured; look at the run that made it")
+    low, high = float(pictures.min()), float(pictures.max())
+    if low < -RANGE_SLACK or high > 1 + RANGE_SLACK:
+        raise MetricError(f"pixels reach from {low:.3g} to {high:.3g}, expected [0, 1]: for [-1, 1] write (x + 1) / 2")
+
 
 Direction = Literal["higher", "lower"]
 Need = Literal["pairs", "set", "prompts"]
 """pairs: `Batch.references`; set: `add_reference` or `use_statistics`; prompts: `Batch.prompts`."""
 
-Statistics = Mapping[str, torch.Tensor]
 MetricT = TypeVar("MetricT", bound="Metric")
 
 
 class Metric(ABC):
-    """A number computed from many samples. Abstract; see the module's docstring for its use.
+    """A number computed from many pictures. Abstract; see the module's docstring for its use.
 
-    stored_as: the name of the rows in a store; metrics on the features of one network share it.
+    needs: what it needs besides the pictures. stored_as: the name of the rows in a store; metrics on the features of
+    one network share it.
     """
 
     name: ClassVar[str]
@@ -45,11 +142,11 @@ class Metric(ABC):
 
     @abstractmethod
     def measure(self, batch: Batch) -> list[torch.Tensor]:
-        """The rows of each sample, on the CPU; usually one row, but a sound may have several and a sample none."""
+        """The rows of each picture, on the CPU; usually one row, but a picture may have none."""
 
     @abstractmethod
     def reduce(self, rows: torch.Tensor) -> float | None:
-        """The number from the rows of all samples, or None when there are too few."""
+        """The number from the rows of all pictures, or None when there are too few."""
 
     @property
     def rows_name(self) -> str:
@@ -75,11 +172,11 @@ class Metric(ABC):
 
 
 class MeanMetric(Metric):
-    """The mean of one score per sample, summed exactly: bit-identical for any split of the samples."""
+    """The mean of one score per picture, summed exactly: bit-identical for any split of the pictures."""
 
     @abstractmethod
     def score(self, batch: Batch) -> torch.Tensor:
-        """One number per sample."""
+        """One number per picture."""
 
     def measure(self, batch: Batch) -> list[torch.Tensor]:
         if "prompts" in self.needs and not batch.prompts:
@@ -91,12 +188,12 @@ class MeanMetric(Metric):
         return math.fsum(rows.tolist()) / len(rows) if len(rows) else None
 
     def worst(self, rows: torch.Tensor) -> float | None:
-        """The mean of the worst 5 % of the samples."""
+        """The mean of the worst 5 % of the pictures."""
         return worst_mean(rows.tolist(), self.direction == "higher") if len(rows) else None
 
 
 Embedder = Callable[[Batch], torch.Tensor]
-"""A network that gives rows of numbers for a batch, usually one row per sample."""
+"""A network that gives a row of numbers for each picture of a batch."""
 
 Seen = TypeVar("Seen")
 
@@ -115,10 +212,10 @@ class LastSeen(Generic[Seen]):
 
 
 class SetMetric(Metric):
-    """A distance between the set of samples and a set of references, in the features of a network.
+    """A distance between the set of pictures and a set of references, in the features of a network.
 
     The references come in batches (`add_reference`), as rows (`use_rows`) or from a statistics file
-    (`use_statistics`); `statistics` is the content of such a file. Lower is better.
+    (`use_statistics`). Lower is better.
     """
 
     direction = "lower"
@@ -127,7 +224,7 @@ class SetMetric(Metric):
     def __init__(self, embed: Embedder):
         super().__init__()
         self._embed = embed
-        self._reference_rows: list[torch.Tensor] = []
+        self._reference_rows = torch.empty(0)
 
     def measure(self, batch: Batch) -> list[torch.Tensor]:
         with torch.inference_mode():
@@ -135,22 +232,13 @@ class SetMetric(Metric):
 
     def add_reference(self, batch: Batch) -> None:
         """Count one batch of references."""
-        self.use_rows(torch.cat([*self._reference_rows, *self.measure(batch)]))
+        before = [self._reference_rows] if len(self._reference_rows) else []
+        self.use_rows(torch.cat([*before, *self.measure(batch)]))
 
     def use_rows(self, rows: torch.Tensor) -> None:
-        """Take the reference from the rows of all its samples."""
-        self._reference_rows = [rows]
-
-    def reference_rows(self) -> torch.Tensor:
-        if not self._reference_rows or len(self._reference_rows[0]) < 2:
-            count = len(self._reference_rows[0]) if self._reference_rows else 0
-            raise MetricError(f"{self.name}: {count} references are too few for a distribution; add two or more")
-        return self._reference_rows[0]
+        """Take the reference from the rows of all its pictures."""
+        self._reference_rows = rows
 
     @abstractmethod
-    def statistics(self) -> dict[str, torch.Tensor]:
-        """The reference as it is written into a statistics file."""
-
-    @abstractmethod
-    def use_statistics(self, statistics: Statistics) -> None:
-        """Take the reference from a statistics file instead of from pictures or sounds."""
+    def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:
+        """Take the reference from a statistics file instead of from pictures."""

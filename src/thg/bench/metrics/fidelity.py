@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from thg.bench.metrics.base import MeanMetric
-from thg.bench.metrics.batch import Batch, MetricError
+from thg.bench.metrics.base import Batch, MeanMetric, MetricError
 from thg.media import CAP, psnr
 
 

@@ -1,18 +1,20 @@
-"""The Frechet distance of two Gaussians that are fitted to features.
+"""The Frechet distance of two sets of features: of the Gaussians that are fitted to them.
 
-    FD = |mu_r - mu_g|^2 + tr(S_r + S_g - 2 (S_r S_g)^(1/2))          paper, appendix "More details for metrics"
-
-Memory: the features (246 MB for 30,000 samples of Inception's 2048), and a matrix of 32 MiB in float64.
+FD = |mu_r - mu_g|^2 + tr(S_r + S_g - 2 (S_r S_g)^(1/2))          paper, appendix "More details for metrics"
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from thg.bench.metrics.base import Embedder, SetMetric, Statistics
-from thg.bench.metrics.batch import MetricError
+from thg.bench.metrics.base import Embedder, MetricError, SetMetric
+from thg.prompts import DataError
 
 BLOCK = 4096
 """Rows that are in float64 at a time."""
@@ -63,21 +65,26 @@ class FrechetMetric(SetMetric):
         super().use_rows(rows)
         self._reference = Gaussian.of(rows) if len(rows) > 1 else None
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        """`mu`, `sigma` and `n` of the references that were counted."""
-        rows = self.reference_rows()
-        assert self._reference is not None
-        return {"mu": self._reference.mean, "sigma": self._reference.covariance, "n": torch.tensor(len(rows))}
-
-    def use_statistics(self, statistics: Statistics) -> None:
-        missing = {"mu", "sigma"} - set(statistics)
-        if missing:
-            raise MetricError(
-                f"{self.name} needs mu and sigma, the statistics have {sorted(statistics)}: features are for KID"
-            )
+    def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:
+        if not {"mu", "sigma"} <= set(statistics):
+            raise MetricError(f"{self.name} needs mu and sigma, the statistics have {sorted(statistics)}")
         self._reference = Gaussian(statistics["mu"].double(), statistics["sigma"].double())
 
     def reduce(self, rows: torch.Tensor) -> float | None:
         if self._reference is None or len(rows) < 2:
             return None
         return frechet_distance(Gaussian.of(rows), self._reference)
+
+
+def read_statistics(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors for `SetMetric.use_statistics`: `mu` and `sigma`, of a safetensors file."""
+    try:
+        statistics: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"cannot read the statistics {path}: {error}") from error
+    mu, sigma = (tuple(statistics.get(name, torch.empty(0, 0)).shape) for name in ("mu", "sigma"))
+    if len(mu) != 1 or sigma != (*mu, *mu):
+        raise DataError(f"{path} has {sorted(statistics)}: statistics have mu, a row, and sigma, its covariance")
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in statistics.values()):
+        raise DataError(f"{path} holds NaN or infinity: compute the statistics again")
+    return statistics

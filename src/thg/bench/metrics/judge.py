@@ -9,28 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Protocol
 
 import torch
 
-from thg.bench.metrics.base import LastSeen, MeanMetric, Metric
-from thg.bench.metrics.batch import Batch, MetricError
+from thg.bench.metrics.base import Batch, LastSeen, MeanMetric, Metric, MetricError
 from thg.bench.metrics.frechet import FrechetMetric
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
-
-
-class Verdict(Protocol):
-    """A judge's result for each picture: indices into GARMENTS and TONES, and a row of features."""
-
-    @property
-    def garments(self) -> torch.Tensor: ...
-
-    @property
-    def tones(self) -> torch.Tensor: ...
-
-    @property
-    def features(self) -> torch.Tensor: ...
-
+from thg.models.judge import Verdict
 
 Judge = Callable[[torch.Tensor, torch.Tensor | None], Verdict]
 """Pictures (n, 1, height, width) in [-1, 1] and, where known, the garments that were asked for."""

@@ -1,6 +1,7 @@
 // Talking to the studio's server. Errors carry a message that can be shown as it is.
 
 export class ServerError extends Error {}
+export class Away extends ServerError {}
 
 async function checked(response) {
   if (response.ok) return response;
@@ -16,7 +17,7 @@ async function send(path, options) {
   try {
     return await checked(await fetch(path, options));
   } catch (error) {
-    if (error instanceof TypeError) throw new ServerError("the studio does not answer; is it still running?");
+    if (error instanceof TypeError) throw new Away("the studio does not answer; is it still running?");
     throw error;
   }
 }
@@ -39,7 +40,9 @@ export async function run(request, on, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw signal.aborted ? error : new ServerError("the connection to the studio was lost in the middle of the run");
+    });
     if (done) throw new ServerError("the studio stopped in the middle of the run");
     text += value;
     const events = text.split("\n\n");

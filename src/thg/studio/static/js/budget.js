@@ -1,6 +1,6 @@
 // The budget card: slider, strip, and what the plan costs. The server makes the plans; this draws them.
 
-import { post } from "./api.js";
+import { Away, post } from "./api.js";
 import { planPart } from "./settings.js";
 import { Strip } from "./strip.js";
 
@@ -43,11 +43,13 @@ export class Budget {
       const plan = await post("/api/plan", planPart(settings), asking.signal);
       if (asking.signal.aborted) return;
       this.plan = plan;
+      this.unanswered = false;
       this.#draw(plan);
       this.drawn(plan);
     } catch (error) {
       if (asking.signal.aborted) return;
       this.plan = null;
+      this.unanswered = error instanceof Away;
       $("strip").classList.add("stale");
       $("plan-error").textContent = error.message;
       $("plan-error").classList.remove("note");

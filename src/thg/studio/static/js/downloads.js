@@ -1,9 +1,11 @@
-// Downloads: the pictures, the plan, the Python script that makes them, the link.
+// Downloads: the pictures, both sides in one, the plan, the Python script that makes them, the link.
+
+import { sideBySide } from "./sheet.js";
 
 const $ = (id) => document.getElementById(id);
 const EXTENSIONS = { "image/png": "png", "audio/wav": "wav" };
 
-function save(blob, name) {
+export function save(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;
@@ -23,6 +25,7 @@ function saveMedia(result) {
 
 const ACTIONS = {
   picture: saveMedia,
+  both: async (result) => save(await sideBySide(result), `plain-and-thg-${result.settings.seed}.png`),
   plan: (result) => save(new Blob([`${JSON.stringify(result.plan.plan)}\n`], { type: "application/json" }), "plan.json"),
   script: (result) => save(new Blob([result.script], { type: "text/x-python" }), "reproduce.py"),
 };
@@ -47,7 +50,10 @@ export class Downloads {
 
   show(result) {
     this.result = result;
-    for (const button of $("downloads").children) button.disabled = button.dataset.get !== "link" && !result;
+    const pictures = result?.sides.thg.items[0].kind === "image";
+    for (const button of $("downloads").children) {
+      button.disabled = button.dataset.get === "both" ? !pictures : button.dataset.get !== "link" && !result;
+    }
     const names = { image: "Picture", audio: "Sound", video: "Frames" };
     $("downloads").firstElementChild.textContent = names[result?.sides.thg.items[0].kind ?? "image"];
   }

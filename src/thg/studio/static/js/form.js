@@ -65,10 +65,7 @@ export class Form {
     $("scheduler").addEventListener("change", () => this.#set("scheduler", $("scheduler").value));
     $("batch").addEventListener("change", () => this.#set("batch", Number(radio("batch"))));
     $("fewer").addEventListener("change", () => this.#set("fewer_steps", $("fewer").checked));
-    $("dice").addEventListener("click", () => {
-      $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
-      this.#set("seed", number("seed"));
-    });
+    $("dice").addEventListener("click", () => this.roll());
     $("kind").addEventListener("change", () => this.changed("kind", radio("kind")));
     $("preset").addEventListener("change", () => this.changed("kind", "paper"));
     $("order").addEventListener("change", () => this.#setPlan("hare_order", Number(radio("order"))));
@@ -81,6 +78,11 @@ export class Form {
         $("settings").requestSubmit();
       }
     });
+  }
+
+  roll() {
+    $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
+    this.#set("seed", number("seed"));
   }
 
   #set(name, value) {
@@ -121,7 +123,7 @@ export class Form {
     const ordered = plan.kind === "default" || plan.kind === "custom";
     for (const input of document.querySelectorAll('input[name="order"]')) input.disabled = !ordered;
     $("corrector").disabled = !ordered;
-    for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom";
+    for (const id of ["cutoff", "boost"]) $(id).disabled = plan.kind !== "custom" || plan.skips === "network";
   }
 
   // What the planner has chosen: the settings say only what differs from it. The field with the cursor is the user's.

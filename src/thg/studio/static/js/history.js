@@ -46,6 +46,8 @@ export class History {
   #draw(current = null) {
     $("history").replaceChildren(...this.runs.map((run) => this.#item(run)));
     this.current(current);
+    const list = $("history");
+    $("history-hint").textContent = list.scrollWidth > list.clientWidth ? `${this.runs.length}, scroll sideways for all` : "";
     $("forget").disabled = !this.runs.length;
   }
 

@@ -2,12 +2,14 @@
 
 import { get, run } from "./api.js";
 import { Budget } from "./budget.js";
-import { Downloads } from "./downloads.js";
+import { Downloads, save } from "./downloads.js";
 import { Form } from "./form.js";
 import { History } from "./history.js";
 import { received } from "./media.js";
+import { metadataOf } from "./metadata.js";
 import { ProfileTab } from "./profile.js";
-import { fromLink, toLink } from "./settings.js";
+import { fromLink, fromMetadata, toLink } from "./settings.js";
+import { grid } from "./sheet.js";
 import { Stage } from "./stage.js";
 import { wireTabs } from "./tabs.js";
 
@@ -31,7 +33,10 @@ class Page {
     this.open = wireTabs((name) => (name === "profile" ? this.profile.open().catch((error) => toast(error.message)) : null));
     $("settings").addEventListener("submit", (event) => { event.preventDefault(); this.generate(); });
     $("cancel").addEventListener("click", () => this.running?.abort());
+    $("xy-run").addEventListener("click", () => this.sheet());
     addEventListener("hashchange", () => this.followLink());
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => { event.preventDefault(); this.dropped(event.dataTransfer.files[0]); });
   }
 
   async begin() {
@@ -113,10 +118,22 @@ class Page {
   }
 
   followLink() {
-    Object.assign(this.settings, fromLink(location.hash, this.model));
-    this.form.show();
-    this.replan();
+    this.adopt(fromLink(location.hash, this.model));
     this.showKnown();
+  }
+
+  async dropped(file) {
+    const about = file && (await metadataOf(file).catch(() => null));
+    if (!about) return toast("Drop a PNG that thg has made: its settings are in the file.");
+    this.adopt(fromMetadata(about, this.model));
+    return toast(about.model === this.model.name ? "These are the settings of that picture." : `These are the settings of that picture, which was made with ${about.model}.`);
+  }
+
+  adopt(settings) {
+    Object.assign(this.settings, settings);
+    this.form.show();
+    this.linked();
+    return this.replan();
   }
 
   showKnown() {
@@ -146,8 +163,29 @@ class Page {
     this.soon = setTimeout(() => this.generate(), 250);
   }
 
+  // A run for each pair of steps and targets; one sheet of thg's pictures.
+  async sheet() {
+    const numbers = (id) => $(id).value.split(/[ ,]+/).filter(Boolean).map(Number);
+    const [steps, targets] = [numbers("xy-steps"), numbers("xy-targets")];
+    const valid = [...steps, ...targets].every((value) => value > 0) && steps.every(Number.isInteger) && steps.length && targets.length;
+    if (!valid || !$("settings").reportValidity()) return toast("Write numbers with spaces between them, such as 20 28 50.");
+    const results = [];
+    for (const target of targets) {
+      results.push([]);
+      for (const count of steps) {
+        const plan = { ...this.model.default_plan, error: target / 100 };
+        await this.adopt({ steps: count, batch: 1, plan });
+        const result = await this.generate();
+        if (!result) return undefined; // cancelled, or failed with a message
+        results.at(-1).push(result);
+      }
+    }
+    return save(await grid(results, steps, targets.map((target) => `${target} %`)), `sheet-${this.settings.seed}.png`);
+  }
+
   async generate() {
-    if (!$("settings").reportValidity()) return;
+    if (!$("settings").reportValidity()) return undefined;
+    if ($("reroll").checked) this.form.roll();
     this.running?.abort();
     const running = (this.running = new AbortController());
     const result = { when: Date.now(), settings: structuredClone(this.settings), sides: {} };
@@ -159,15 +197,17 @@ class Page {
     if (matchMedia("(max-width: 1020px)").matches) $("stage").scrollIntoView({ behavior: "smooth", block: "start" });
     try {
       await run(result.settings, (name, data) => running === this.running && this.hear(name, data, result), running.signal);
-      if (running !== this.running) return;
+      if (running !== this.running) return undefined;
       this.show(result);
-      say(`done: ${result.sides.thg.nfe} evaluations instead of ${result.sides.plain.nfe}`);
+      say(verdict(result.sides));
       await this.history.add(result);
+      return result;
     } catch (error) {
-      if (running !== this.running) return;
+      if (running !== this.running) return undefined;
       this.stage.stopped();
       const { aborted } = running.signal;
       say(aborted ? "cancelled" : error.message, !aborted);
+      return undefined;
     } finally {
       if (running === this.running) {
         this.running = null;
@@ -193,8 +233,13 @@ class Page {
   }
 }
 
+const verdict = ({ plain, thg }) =>
+  thg.nfe < plain.nfe
+    ? `done: ${thg.nfe} evaluations instead of ${plain.nfe}`
+    : `done: nothing was saved, all ${plain.nfe} evaluations are needed for this target at these steps`;
+
 const gridOf = ({ plan }) => ({
-  of: plan.steps, coarse: plan.coarse, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order, corrector: plan.corrector,
+  of: plan.steps, coarse: plan.coarse, skips: plan.skips, cutoff: plan.cutoff === plan.steps ? null : plan.cutoff, boost: plan.boost, hare_order: plan.hare_order, corrector: plan.corrector, slope: plan.slope,
 });
 
 function say(text, bad = false) {
@@ -209,12 +254,42 @@ function toast(text) {
   toast.timer = setTimeout(() => { $("toast").hidden = true; }, 4000);
 }
 
-try {
-  const model = await get("/api/model");
-  $("model-name").textContent = `${model.name} · ${model.device}`;
-  $("model").classList.add("ready");
-  await new Page(model).begin();
-  document.body.dataset.ready = "true";
-} catch (error) {
-  say(error.message, true);
+// The dot in the top bar: is the server there? When it is back, so is the page.
+function connected(model) {
+  $("model-name").textContent = model ? `${model.name} · ${model.device}` : "the studio does not answer";
+  $("model").classList.toggle("ready", Boolean(model));
+  $("model").classList.toggle("away", !model);
 }
+
+const pause = (seconds) => new Promise((resolve) => { setTimeout(resolve, 1000 * seconds); });
+
+async function answer() {
+  for (let tries = 0; ; tries += 1) {
+    try {
+      const model = await get("/api/model");
+      connected(model);
+      return { model, tries };
+    } catch (error) {
+      connected(null);
+      if (!document.body.dataset.ready) say(error.message, true);
+      await pause(1);
+    }
+  }
+}
+
+async function watch(page) {
+  for (;;) {
+    await pause(3);
+    const { model, tries } = await answer();
+    if (model.name !== page.model.name) location.reload();
+    if (tries || page.budget.unanswered) {
+      await page.budget.refresh(page.settings);
+      say("");
+    }
+  }
+}
+
+const page = new Page((await answer()).model);
+await page.begin();
+document.body.dataset.ready = "true";
+watch(page);

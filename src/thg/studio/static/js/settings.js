@@ -20,7 +20,7 @@ const PLAN = {
   default: ["error", "nfe", "hare_order", "corrector"],
   paper: ["preset"],
   profile: ["rho", "nfe", "error"],
-  custom: ["of", "coarse", "cutoff", "boost", "hare_order", "corrector"],
+  custom: ["of", "coarse", "skips", "cutoff", "boost", "hare_order", "corrector", "slope"],
 };
 
 export function toLink(settings) {
@@ -54,7 +54,7 @@ export function fromLink(hash, model) {
   for (const name of PLAN[kind]) {
     if (!link.has(name)) continue;
     const text = link.get(name);
-    if (name === "preset") plan.preset = text;
+    if (name === "preset" || name === "skips") plan[name] = text;
     else if (name === "coarse") plan.coarse = text.split(".").map(Number);
     else plan[name] = Number(text);
   }
@@ -62,6 +62,19 @@ export function fromLink(hash, model) {
   if (kind === "paper" && !plan.preset) return settings;
   if (kind === "profile" && [plan.rho, plan.nfe, plan.error].filter((value) => value !== undefined).length !== 1) return settings;
   settings.plan = plan;
+  return settings;
+}
+
+// The settings in the metadata of a picture, as commands and studio write it.
+export function fromMetadata(about, model) {
+  const settings = structuredClone(startingFrom(model));
+  for (const name of [...TEXT, ...WHOLE, "guidance_scale"]) if (about[name] !== undefined && about[name] !== null) settings[name] = about[name];
+  if (!model.schedulers.some(({ name }) => name === settings.scheduler)) settings.scheduler = model.schedulers[0].name;
+  settings.batch = 1;
+  if (about.plan) {
+    const { steps, format, start, ...plan } = about.plan;
+    settings.plan = { kind: "custom", of: steps, ...plan, cutoff: plan.cutoff === steps ? null : plan.cutoff };
+  }
   return settings;
 }
 

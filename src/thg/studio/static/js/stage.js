@@ -1,6 +1,6 @@
 // The stage: both sides with their progress and numbers, and the three views of them.
 
-import { Difference, Swipe } from "./views.js";
+import { Difference, Lightbox, Swipe } from "./views.js";
 import { percent } from "./budget.js";
 import { previewOf } from "./media.js";
 import { Tiles } from "./tiles.js";
@@ -33,13 +33,17 @@ class Pane {
     this.empty.hidden = true;
     this.progress.value = 0;
     this.count.textContent = "waiting";
+    this.started = null;
     this.tiles.waiting(count);
     for (const name of ["nfe", "seconds", "psnr"]) this.number(name, "–");
   }
 
   step({ step, of, previews }) {
     this.progress.value = step / of;
-    this.count.textContent = `step ${step} of ${of}`;
+    this.started ??= { step, at: performance.now() };
+    const each = (performance.now() - this.started.at) / (step - this.started.step);
+    const left = Math.round(((of - step) * each) / 1000);
+    this.count.textContent = `step ${step} of ${of}${left >= 1 && Number.isFinite(left) ? `, ${left} s left` : ""}`;
     if (previews) this.tiles.preview(previews.map(previewOf), `${LABELS[this.side]}, step ${step}`);
   }
 
@@ -49,7 +53,7 @@ class Pane {
     this.count.textContent = side.remembered ? "reused" : "done";
     this.tiles.show(side.items, `${LABELS[this.side]}: ${prompt}`);
     this.number("nfe", String(side.nfe));
-    this.number("seconds", side.seconds.toFixed(2));
+    this.number("seconds", side.seconds.toFixed(2), ...(side.remembered ? [small(" earlier")] : []));
     if (this.side === "plain") this.number("psnr", small("reference"));
   }
 
@@ -71,10 +75,11 @@ function small(text) {
 export const worst = (errors) => percent(Math.max(...errors));
 
 // Remarks on a comparison.
-export function remark({ sides, note, estimated_error }) {
+export function remark({ sides, note, estimated_error, plan }) {
   const saved = (name) => 1 - sides.thg[name] / sides.plain[name];
-  const slow = saved("seconds") < saved("nfe") / 2;
-  const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}.` : "";
+  const slow = !sides.plain.remembered && saved("seconds") < saved("nfe") / 2;
+  const target = plan.error ? `, for a target of ${percent(plan.error)}` : "";
+  const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}${target}.` : "";
   const why = "Less time was saved than evaluations: a network this small takes nearly as long for half a batch.";
   return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");
 }
@@ -84,6 +89,7 @@ export class Stage {
     this.panes = { plain: new Pane("plain"), thg: new Pane("thg"), fewer: new Pane("fewer") };
     this.swipe = new Swipe();
     this.difference = new Difference();
+    this.lightbox = new Lightbox($("panes"));
     this.result = null;
     $("view").addEventListener("change", () => this.#view());
   }

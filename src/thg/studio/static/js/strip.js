@@ -1,5 +1,5 @@
-// The grid as a strip: one mark per network call, tortoise above, hare below. A click switches a hare, dragging a hare
-// moves it, dragging from an empty step paints. With the keyboard: arrows walk, space switches.
+// The grid as a strip: one mark per step, the branch with the prompt above, the one without it below. A click switches an
+// evaluation, dragging one moves it, dragging from an empty step paints. With the keyboard: arrows walk, space switches.
 
 export class Strip {
   // `edited(coarse)` is called with the new grid after each edit by the user.
@@ -17,6 +17,7 @@ export class Strip {
   draw(plan) {
     this.on = [...plan.evaluates];
     this.cutoff = plan.cutoff;
+    this.skips = plan.skips;
     if (this.marks.length !== plan.calls) this.#build(plan.calls);
     this.#paint();
   }
@@ -41,6 +42,7 @@ export class Strip {
       const guided = index < this.cutoff;
       const state = !guided ? "no guidance" : this.on[index] ? "evaluated" : "predicted";
       mark.classList.toggle("unguided", !guided);
+      mark.classList.toggle("skipped", this.skips === "network" && !this.on[index]);
       mark.setAttribute("aria-pressed", String(guided && this.on[index]));
       mark.setAttribute("aria-disabled", String(!guided || index === 0));
       mark.setAttribute("aria-label", `step ${index + 1}: ${state}`);

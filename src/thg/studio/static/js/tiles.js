@@ -1,4 +1,4 @@
-// A frame with one tile, or four for a batch.
+// A frame with one tile, or several for a batch.
 
 import { elementsOf, freeSounds, showImage } from "./media.js";
 
@@ -28,7 +28,7 @@ export class Tiles {
   #prepare(count) {
     if (this.element.childElementCount === count) return;
     freeSounds(this.element);
-    this.element.classList.toggle("four", count > 1);
+    this.element.style.setProperty("--across", Math.ceil(Math.sqrt(count)));
     this.element.replaceChildren(...Array.from({ length: count }, () => {
       const tile = document.createElement("div");
       tile.className = "tile";

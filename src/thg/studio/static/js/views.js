@@ -1,6 +1,7 @@
 // Swipe between both pictures, and the map of their difference.
 
 import { fillRange } from "./budget.js";
+import { showImage } from "./media.js";
 import { Tiles } from "./tiles.js";
 
 const $ = (id) => document.getElementById(id);
@@ -10,12 +11,63 @@ export class Swipe {
     this.frame = $("swipe").querySelector(".frame");
     this.under = new Tiles(this.frame.querySelector(".under"));
     this.over = new Tiles(this.frame.querySelector(".over"));
+    this.blades = this.frame.querySelector(".blades");
     $("cut").addEventListener("input", () => this.frame.style.setProperty("--cut", `${$("cut").value}%`));
+    for (const name of ["pointerdown", "pointermove"]) this.frame.addEventListener(name, (event) => this.#follow(event));
   }
 
+  // Each picture is cut at the same place. Where several are shown, the pointer counts within the one that it is on.
   show({ plain, thg }) {
     this.under.show(plain.items, "Plain CFG");
     this.over.show(thg.items, "thg");
+    this.blades.style.cssText = this.over.element.style.cssText;
+    $("cut").style.pointerEvents = thg.items.length > 1 ? "none" : "";
+    this.blades.replaceChildren(...thg.items.map(() => {
+      const tile = Object.assign(document.createElement("div"), { className: "tile" });
+      tile.append(Object.assign(document.createElement("i"), { className: "blade" }));
+      return tile;
+    }));
+  }
+
+  #follow({ buttons, clientX, clientY }) {
+    const boxes = [...this.blades.children].map((tile) => tile.getBoundingClientRect());
+    const box = boxes.find(({ left, right, top, bottom }) => left <= clientX && clientX <= right && top <= clientY && clientY <= bottom);
+    if (!buttons || boxes.length < 2 || !box) return;
+    $("cut").value = (100 * (clientX - box.left)) / box.width;
+    $("cut").dispatchEvent(new Event("input"));
+  }
+}
+
+// One picture as large as the window allows. Arrow keys and clicks change between plain CFG and thg.
+export class Lightbox {
+  constructor(panes) {
+    this.dialog = $("lightbox");
+    this.image = this.dialog.querySelector("img");
+    panes.addEventListener("click", ({ target }) => target.closest?.(".tile img") && !target.closest(".tile").querySelector(".player") && this.#open(target));
+    this.dialog.addEventListener("click", () => this.#next());
+    this.dialog.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.#next();
+    });
+  }
+
+  #open(image) {
+    const tile = image.closest(".tile");
+    const index = [...tile.parentElement.children].indexOf(tile);
+    const shown = [...document.querySelectorAll(".pane:not([hidden])")].map((pane) => ({
+      title: pane.querySelector("h3").textContent, item: pane.querySelectorAll(".tile")[index]?.item,
+    }));
+    this.pictures = shown.filter(({ item }) => item?.kind === "image");
+    this.at = this.pictures.findIndex(({ item }) => item === tile.item) - 1;
+    this.dialog.showModal();
+    this.#next();
+  }
+
+  #next() {
+    this.at = (this.at + 1) % this.pictures.length;
+    const { title, item } = this.pictures[this.at];
+    this.image.alt = title;
+    this.dialog.querySelector("p").textContent = `${title} (click or arrow keys: the other one; Esc: close)`;
+    showImage(this.image, item.blobs[0]);
   }
 }
 
@@ -62,7 +114,7 @@ export class Difference {
     const pairs = await Promise.all(thg.items.map(async (item, i) => [await pixels(plain.items[i]), await pixels(item)]));
     if (asked !== this.asked) return;
     this.pairs = pairs;
-    this.tiles.classList.toggle("four", pairs.length > 1);
+    this.tiles.style.setProperty("--across", Math.ceil(Math.sqrt(pairs.length)));
     this.tiles.replaceChildren(...pairs.map(() => {
       const tile = Object.assign(document.createElement("div"), { className: "tile" });
       const canvas = document.createElement("canvas");

@@ -1,0 +1,66 @@
+# A copy of src/thg/plans/run.py, made by comfyui/make_core.py: change it there.
+"""The description of a run, for planners and for whoever follows their plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..plans.response import Response
+
+Term = tuple[Tensor, ...]
+"""What is predicted: an output that reaches the sampler, or a guidance term; a tensor for each of the network's."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The description of a run when it starts.
+
+    steps: denoiser calls of the run (Heun and PLMS make more calls than the sampler has steps).
+    positions: of each call on the fine grid; calls at the same time share a position.
+    guidance_scale: w, if known.
+    log_snr: of each call, if the scheduler is supported by the core.
+    times: the time step of each call, in the scheduler's units.
+    network: class and fingerprint of the network, as in a profile.
+    response: how the scheduler's states respond to the network's outputs. None: there is no corrector, for the reason
+        in `no_response`.
+    order: of the scheduler. adds_noise: whether it adds noise at each step.
+    weights: of each call's output in the final state, if they are known; with noise, too.
+    end_log_snr: where the last call's step ends, if that is not the end of the schedule.
+    branches: network evaluations per step of the plain run; 2 with classifier-free guidance.
+    """
+
+    steps: int
+    positions: tuple[float, ...]
+    guidance_scale: float | None = None
+    log_snr: tuple[float, ...] | None = None
+    times: tuple[float, ...] | None = None
+    network: str | None = None
+    response: Response | None = None
+    no_response: str = "the scheduler is unknown"
+    order: int = 1
+    adds_noise: bool = False
+    weights: tuple[float, ...] | None = None
+    end_log_snr: float | None = None
+    branches: int = 2
+
+    @classmethod
+    def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
+        """A run of which only this is known."""
+        return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
+
+    def part(self, start: int, end: int) -> Run:
+        """The calls from `start` to `end` as a separate run: guidance in an interval."""
+        if (start, end) == (0, self.steps):
+            return self
+        return replace(
+            self,
+            steps=end - start,
+            positions=self.positions[start:end],
+            log_snr=self.log_snr and self.log_snr[start:end],
+            times=self.times and self.times[start:end],
+            response=self.response and self.response.part(start, end),
+            weights=self.weights and self.weights[start:end],
+            end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
+        )

@@ -1,0 +1,180 @@
+"""Measuring: rows of scores and features for each sample and reference, kept in the store.
+
+Each process measures the batches that it samples, and its part of the references; existing rows are not measured again.
+Scores against plain CFG are computed on floats when a sample is made, otherwise from the files. Metrics of packages run
+on the files of a complete series.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from thg.bench.config import BenchConfig
+from thg.bench.inputs import read_references, reference_files
+from thg.bench.metrics import Batch, Metric, PackageMetric, SetMetric, load_metrics
+from thg.bench.plugins import code_digest
+from thg.bench.samples import read_pictures
+from thg.bench.store import Series, Store, digest
+from thg.processes import Shard, batches
+
+REFERENCES = 32
+"""Reference files that are measured at a time."""
+
+Progress = Callable[[str], None]
+
+
+class Measurer:
+    """The metrics of a benchmark, loaded; `skipped` has (name, reason) of those that are not available."""
+
+    def __init__(self, config: BenchConfig, store: Store, device: str, names: Iterable[str] | None = None) -> None:
+        self.config = config
+        self.store = store
+        names = config.metrics if names is None else names
+        loaded = load_metrics(names, device, packages=config.packages, base=config.base)
+        self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
+        needs_references = any("set" in metric.needs for metric in self.all)
+        self.references = reference_files(config) if needs_references else None
+
+    @property
+    def all(self) -> list[Metric | PackageMetric]:
+        return [*self.metrics, *self.of_packages]
+
+    def leave_out(self, sounds: bool) -> None:
+        """Drops the metrics that cannot be measured here, with the reason."""
+        for metric in self.all:
+            if reason := self._lacks(metric, sounds):
+                (self.metrics if isinstance(metric, Metric) else self.of_packages).remove(metric)  # type: ignore[arg-type]
+                self.skipped.append((metric.name, reason))
+
+    def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
+        hears = isinstance(metric, PackageMetric) and metric.hears
+        if hears != sounds:
+            return f"it measures {('pictures', 'sounds')[hears]}, and these are {('pictures', 'sounds')[sounds]}"
+        if "set" not in metric.needs or metric.name in self.config.references.statistics:
+            return ""
+        if self.references is None:
+            return f"there are no references: write [references] with folder, or statistics.{metric.name}"
+        return self.references.complaint
+
+    # -- samples
+
+    def measures(self, is_reference: bool, reference: Series) -> dict[str, Metric]:
+        """The metrics to measure on the samples of a method, by the name of their rows; one for shared rows."""
+        metrics = [metric for metric in self.metrics if not ("pairs" in metric.needs and is_reference)]
+        return {self.rows_of(metric, reference): metric for metric in metrics}
+
+    def rows_of(self, metric: Metric, reference: Series | None) -> str:
+        """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
+        compared = reference.key[:8] if reference is not None and "pairs" in metric.needs else ""
+        return "-".join(filter(None, [metric.rows_name, code_digest(type(metric))[:8], compared]))
+
+    def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
+        """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
+        stored = batch.as_stored()
+        for name, metric in measures.items():
+            pairs = "pairs" in metric.needs
+            if not (pairs and batch.references is None):
+                series.measured(name).add(indices, metric.measure(batch if pairs else stored))
+
+    def missing(self, series: Series, reference: Series) -> dict[str, set[int]]:
+        """The samples that are not measured yet, by the name of the rows."""
+        everything = set(range(self.config.count))
+        names = self.measures(series.key == reference.key, reference)
+        return {name: left for name in names if (left := everything - series.measured(name).done())}
+
+    def measure_samples(
+        self, all_series: Sequence[Series], reference: Series, prompts: Sequence[str], shard: Shard, progress: Progress
+    ) -> None:
+        """This process's part of the missing measurements, from the files of existing samples."""
+        mine = shard.of(batches(self.config.count, self.config.batch_size))
+        units: list[tuple[Series, range, dict[str, Metric]]] = []
+        for series in all_series:
+            missing, done = self.missing(series, reference), series.done()
+            measures = self.measures(series.key == reference.key, reference)
+            for batch in mine:
+                todo = {name: metric for name, metric in measures.items() if missing.get(name, set()) & {*batch}}
+                if todo and {*batch} <= done:
+                    units.append((series, batch, todo))
+        clock = Clock(progress, len(units), "measured")
+        for series, batch, todo in units:
+            pairs = any("pairs" in metric.needs for metric in todo.values())
+            plain = read_pictures(reference, batch) if pairs else None
+            texts = tuple(prompts[index] for index in batch)
+            self.measure(todo, series, batch, Batch(read_pictures(series, batch), texts, plain))
+            clock.tick()
+
+    def by_package(
+        self, metric: PackageMetric, series: Series, reference: Series, prompts: Sequence[str]
+    ) -> list[float]:
+        """The numbers of a package for a complete series; existing ones are not measured again."""
+        indices = range(self.config.count)
+        references = self.references if "set" in metric.needs else None
+        against = reference.key if "pairs" in metric.needs else references.identity if references else ""
+        network = self.config.networks.get(metric.name, "")
+        name = f"{metric.name}-{digest({'count': len(indices), 'against': against, 'network': network})[:8]}"
+        values = series.numbers(name)
+        if values is None:
+            job = {
+                "samples": [str(series.file(index)) for index in indices],
+                "prompts": [prompts[index] for index in indices],
+                "plain": [str(reference.file(index)) for index in indices],
+                "references": [str(path) for path in references.paths] if references else [],
+                "network": network,
+            }
+            values = metric.values(job)
+            series.write_numbers(name, values)
+        return values
+
+    # -- references
+
+    def reference_measures(self) -> dict[str, SetMetric]:
+        """Set metrics that take their reference from files, one for each kind of rows, by the name of the rows."""
+        known = self.config.references.statistics
+        metrics = [m for m in self.metrics if isinstance(m, SetMetric) and m.name not in known]
+        return {self.rows_of(metric, None): metric for metric in metrics}
+
+    def missing_references(self) -> dict[str, set[int]]:
+        if self.references is None:
+            return {}
+        identity, everything = self.references.identity, set(range(len(self.references.paths)))
+        names = self.reference_measures()
+        return {name: left for name in names if (left := everything - self.store.references(identity, name).done())}
+
+    def measure_references(self, shard: Shard, progress: Progress) -> None:
+        """This process's part of the references."""
+        if self.references is None or not (missing := self.missing_references()):
+            return
+        identity, paths = self.references.identity, self.references.paths
+        units = [u for u in shard.of(batches(len(paths), REFERENCES)) if any({*u} & left for left in missing.values())]
+        clock = Clock(progress, len(units), "of references measured")
+        for unit in units:
+            readable, batch = read_references([paths[index] for index in unit])
+            for name, metric in self.reference_measures().items():
+                rows = [torch.empty(0)] * len(unit)  # a broken file has none
+                for place, row in zip(readable, metric.measure(batch) if batch else [], strict=True):
+                    rows[place] = row
+                self.store.references(identity, name).add(unit, rows)
+            clock.tick()
+
+
+class Clock:
+    """Reports progress: how many units of work are done, and the time left."""
+
+    def __init__(self, progress: Progress, of: int, what: str) -> None:
+        self._progress, self._of, self._what = progress, of, what
+        self._done, self._started, self._reported = 0, time.perf_counter(), 0.0
+
+    def tick(self) -> None:
+        self._done += 1
+        now = time.perf_counter()
+        elapsed = now - self._started
+        if self._done < self._of and now - self._reported < max(1.0, elapsed / 60):  # rarely in a long run
+            return
+        self._reported = now
+        left = datetime.timedelta(seconds=round(elapsed / self._done * (self._of - self._done)))
+        rest = f", about {left} left" if left else ""
+        self._progress(f"{self._done} of {self._of} batches {self._what}{rest}")

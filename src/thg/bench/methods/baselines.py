@@ -1,0 +1,209 @@
+"""Baselines that change the unconditional branch alone: it is reused for some steps, or guidance is limited to a part.
+
+Each is set to an exact number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
+nfe - steps is the number of unconditional evaluations. A budget that cannot be met is an error. These are our own
+implementations; where a paper and its released code differ, the docstring of the class says so.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thg.bench.methods.policy import PlainGuide
+from thg.errors import PlanError, UnsupportedPipelineError
+from thg.plans.guide import Guide, HareGuide
+from thg.plans.plan import Plan
+from thg.plans.planners import evaluations_for
+from thg.plans.run import Run, Term
+
+
+class Planned(ABC):
+    """A baseline that is a plan for the guidance term."""
+
+    @abstractmethod
+    def plan(self, run: Run) -> Plan: ...
+
+    def guide(self, run: Run) -> Guide:
+        return HareGuide(self.plan(run), run)
+
+
+@dataclass(frozen=True)
+class CFGCache(Planned):
+    """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
+
+    After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
+    `interval`-th step and is otherwise the conditional one plus the last difference.
+    """
+
+    paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-10 without the frequency weights"
+
+    nfe: int
+    interval: int = 5
+
+    def plan(self, run: Run) -> Plan:
+        count = evaluations_for(self.nfe, run.steps)
+        return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
+
+
+@dataclass(frozen=True)
+class CFGCacheFFT:
+    """CFG-Cache with the frequency enhancement: the low frequencies of the kept difference are raised in the earlier
+    part of the run, the high ones in the later part.
+
+    The paper's weights (Eq. 11) are 1 + alpha within a range of time steps. The released code, which this class follows
+    (as diffusers does), multiplies the kept difference itself, so that the weight grows over the steps of a leap; and
+    its two ranges overlap (CogVideoX: low up to step 40 of 50, high from step 30 on).
+    """
+
+    paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
+
+    nfe: int
+    interval: int = 5
+    low_weight: float = 1.1
+    high_weight: float = 1.1
+    low_until: float = 0.8  # share of the run
+    high_from: float = 0.6
+
+    def plan(self, run: Run) -> Plan:
+        return CFGCache(self.nfe, self.interval).plan(run)
+
+    def guide(self, run: Run) -> Guide:
+        return FrequencyGuide(HareGuide(self.plan(run), run), self, run.steps)
+
+
+class FrequencyGuide:
+    """Follows another guide, and weights the frequencies of its predictions."""
+
+    def __init__(self, inner: HareGuide, weights: CFGCacheFFT, steps: int) -> None:
+        self.plan: Plan | None = inner.plan
+        self._inner = inner
+        self._weights = weights
+        self._steps = steps
+        self._low = self._high = 1.0
+
+    def evaluates(self, step: int) -> bool:
+        return self._inner.evaluates(step)
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        self._low = self._high = 1.0
+        return self._inner.observe(step, conditional, term)
+
+    def predict(self, step: int, conditional: Term) -> Term | None:
+        term = self._inner.predict(step, conditional)
+        if term is None:
+            return None
+        position = (step + 1) / self._steps
+        self._low *= self._weights.low_weight if position <= self._weights.low_until else 1.0
+        self._high *= self._weights.high_weight if position >= self._weights.high_from else 1.0
+        return tuple(weigh_frequencies(part, self._low, self._high) for part in term)
+
+
+def weigh_frequencies(term: Tensor, low: float, high: float) -> Tensor:
+    """Multiplies the low and the high spatial frequencies of each picture or video frame.
+
+    Works on layouts that end in height and width: pictures (batch, channels, h, w) and videos (batch, channels, frames,
+    h, w) or (batch, frames, channels, h, w). Low is a disc of radius min(h, w) // 5 around frequency 0.
+    """
+    if term.ndim not in (4, 5):
+        raise UnsupportedPipelineError(
+            f"the frequency enhancement of CFG-Cache needs an output that ends in height and width, not one of shape "
+            f"{tuple(term.shape)}; use the policy cfg-cache"
+        )
+    height, width = term.shape[-2:]
+    y = torch.fft.fftfreq(height, 1 / height, device=term.device)
+    x = torch.fft.fftfreq(width, 1 / width, device=term.device)
+    is_low = y[:, None] ** 2 + x[None, :] ** 2 <= (min(height, width) // 5) ** 2
+    weights = torch.where(is_low, low, high)
+    weighed: Tensor = torch.fft.ifft2(torch.fft.fft2(term) * weights).real
+    return weighed
+
+
+def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]:
+    """`count` steps: all up to some step, then each `interval`-th."""
+    if interval < 2:
+        raise PlanError(f"interval must be at least 2, not {interval}")
+    for warmup in range(steps + 1):
+        coarse = (*range(warmup), *(i for i in range(warmup, steps) if i % interval == 0))
+        if len(coarse) == count:
+            return coarse
+    least = math.ceil(steps / interval)
+    raise PlanError(
+        f"CFG-Cache with interval={interval} evaluates the unconditional branch {least} times in {steps} steps at "
+        f"least, so nfe={steps + count} is too small; write nfe={steps + least} or a longer interval"
+    )
+
+
+@dataclass(frozen=True)
+class CFGGate(Planned):
+    """Both branches up to a step (the gate), which the budget sets; from there on the last difference is held."""
+
+    paper: ClassVar[str] = "CFG gate (FastVideo, sglang): the last difference of the branches is held after a gate step"
+
+    nfe: int
+
+    def plan(self, run: Run) -> Plan:
+        return Plan(run.steps, tuple(range(evaluations_for(self.nfe, run.steps))), hare_order=1)
+
+
+@dataclass(frozen=True)
+class SelectiveGuidance(Planned):
+    """Guidance in the first part of the run only; the rest is conditional. The budget sets where it ends."""
+
+    paper: ClassVar[str] = "Golnari et al., Selective Guidance, 2023: e = e_c + (w - 1) d for the first steps, then e_c"
+
+    nfe: int
+
+    def plan(self, run: Run) -> Plan:
+        count = evaluations_for(self.nfe, run.steps)
+        return Plan(run.steps, tuple(range(count)), cutoff=count, hare_order=1)
+
+
+@dataclass(frozen=True)
+class StepAG(SelectiveGuidance):
+    """The same as Selective Guidance, under the name by which it was published again."""
+
+    paper: ClassVar[str] = "Step AG, 2025 (arXiv 2506.08351): guidance in the first steps only, as Selective Guidance"
+
+
+@dataclass(frozen=True)
+class GuidanceInterval:
+    """Guidance within an interval of the noise levels; before and after it the run is conditional.
+
+    `start` is the share of the run before the interval, and the budget sets its length. The default
+    corresponds to the authors' upper level for Stable Diffusion XL (sigma 5.42) on its schedule.
+    """
+
+    paper: ClassVar[str] = (
+        "Kynkaanniemi et al., Applying Guidance in a Limited Interval, 2024: w(sigma) = w inside, 1 outside"
+    )
+
+    nfe: int
+    start: float = 0.17
+
+    def guide(self, run: Run) -> Guide:
+        count = evaluations_for(self.nfe, run.steps)
+        if not 0 <= self.start < 1:
+            raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")
+        first = int(self.start * run.steps)
+        if first + count > run.steps:
+            raise PlanError(
+                f"a guidance interval of {count} steps (nfe={self.nfe}) that starts at step {first} of {run.steps} "
+                f"does not fit; write start={max(0, run.steps - count) / run.steps:.2f} or less"
+            )
+        return IntervalGuide(first, first + count)
+
+
+class IntervalGuide(PlainGuide):
+    """Evaluates both branches at the steps first .. end - 1, without guidance elsewhere."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._first, self._end = first, end
+
+    def evaluates(self, step: int) -> bool:
+        return self._first <= step < self._end

@@ -1,0 +1,163 @@
+"""Metrics by the packages that own them, on the files of samples.
+
+A script that imports nothing of thg, so that it runs in any Python: most of these packages need torchvision, torchaudio
+or older versions of numpy and transformers, and may live in an environment of their own.
+
+    python package_scripts.py image_reward < job.json      {"samples": [...], "prompts": [...], "plain": [...], ...}
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Job = dict[str, Any]
+"""samples, plain (plain CFG's for the same prompts) and references are paths of files; prompts are texts; network is
+the hub id or folder that the configuration names, if it does."""
+
+
+def lpips(job: Job) -> list[float]:
+    """Zhang et al., 2018, with AlexNet, as the authors recommend for comparisons."""
+    import lpips as package  # type: ignore[import-not-found, unused-ignore]
+
+    network = package.LPIPS(net="alex", verbose=False).eval()
+
+    def read(path: str) -> Any:
+        return package.im2tensor(package.load_image(path))
+
+    pairs = zip(job["samples"], job["plain"], strict=True)
+    return [float(network(read(sample), read(plain))) for sample, plain in pairs]
+
+
+def fid(job: Job) -> list[float]:
+    """Heusel et al., 2017, with the resizing of clean-fid (Parmar et al., 2022)."""
+    from cleanfid import fid as package  # type: ignore[import-not-found, unused-ignore]
+
+    with _folders(job) as (samples, references):
+        return [float(package.compute_fid(samples, references, mode="clean", num_workers=0, verbose=False))]
+
+
+def kid(job: Job) -> list[float]:
+    """Binkowski et al., 2018."""
+    from cleanfid import fid as package  # type: ignore[import-not-found, unused-ignore]
+
+    with _folders(job) as (samples, references):
+        return [float(package.compute_kid(samples, references, mode="clean", num_workers=0, verbose=False))]
+
+
+def clip_score(job: Job) -> list[float]:
+    """max(100 cos(E_I, E_C), 0) of Hessel et al., 2021, as the paper measured it."""
+    import numpy as np
+    import torch
+    from PIL import Image
+    from torchmetrics.multimodal import CLIPScore  # type: ignore[import-not-found, unused-ignore]
+
+    score = CLIPScore(model_name_or_path=job["network"] or "openai/clip-vit-large-patch14")
+    values = []
+    for path, prompt in zip(job["samples"], job["prompts"], strict=True):
+        pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
+        values.append(float(score(pixels, prompt)))
+        score.reset()
+    return values
+
+
+def cmmd(job: Job) -> list[float]:
+    """1000 times the biased MMD under a Gaussian kernel of width 10, on unit CLIP embeddings of the central squares.
+
+    Jayasumana et al., 2024. Our own, on transformers: no package on PyPI has it.
+    """
+    import torch
+    import transformers  # type: ignore[import-untyped, unused-ignore]
+    from PIL import Image
+
+    source = job["network"] or "openai/clip-vit-large-patch14-336"
+    network = transformers.CLIPVisionModelWithProjection.from_pretrained(source).eval()
+    processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
+
+    def embedded(path: str) -> torch.Tensor:
+        picture = Image.open(path).convert("RGB")
+        left, top = ((side - min(picture.size)) // 2 for side in picture.size)
+        square = picture.crop((left, top, left + min(picture.size), top + min(picture.size)))
+        with torch.inference_mode():
+            row = network(pixel_values=processor(images=square, return_tensors="pt")["pixel_values"]).image_embeds
+        return torch.nn.functional.normalize(row, dim=-1).double()
+
+    def mean(x: torch.Tensor, y: torch.Tensor) -> float:
+        parts = (torch.exp(-(torch.cdist(part, y) ** 2) / (2 * 10.0**2)).sum() for part in torch.split(x, 1024))
+        return float(sum(parts)) / (len(x) * len(y))
+
+    x, y = (torch.cat([embedded(path) for path in job[kind]]) for kind in ("samples", "references"))
+    return [1000 * (mean(x, x) + mean(y, y) - 2 * mean(x, y))]
+
+
+def image_reward(job: Job) -> list[float]:
+    """Xu et al., 2023."""
+    import ImageReward  # type: ignore[import-not-found, unused-ignore]
+
+    network = ImageReward.load("ImageReward-v1.0")
+    return [float(network.score(*pair)) for pair in zip(job["prompts"], job["samples"], strict=True)]
+
+
+def clap_score(job: Job) -> list[float]:
+    """Wu et al., 2023: cos(E_A, E_C)."""
+    import laion_clap  # type: ignore[import-not-found, unused-ignore]
+
+    network = laion_clap.CLAP_Module(enable_fusion=False)
+    network.load_ckpt(verbose=False)
+    sounds = network.get_audio_embedding_from_filelist(job["samples"])
+    texts = network.get_text_embedding(job["prompts"])
+    lengths = (sounds**2).sum(1) ** 0.5 * (texts**2).sum(1) ** 0.5
+    return [float(cosine) for cosine in (sounds * texts).sum(1) / lengths]
+
+
+def fad(job: Job) -> list[float]:
+    """Kilgour et al., 2019, with VGGish; as in the evaluations of AudioLDM, without PCA and the last ReLU."""
+    from frechet_audio_distance import FrechetAudioDistance  # type: ignore[import-not-found, unused-ignore]
+
+    measure = FrechetAudioDistance(model_name="vggish", use_pca=False, use_activation=False)
+    with _folders(job) as (samples, references):
+        return [float(measure.score(references, samples))]
+
+
+@contextmanager
+def _folders(job: Job) -> Iterator[list[str]]:
+    """The samples and the references as two folders, which some packages take."""
+    with tempfile.TemporaryDirectory() as home:
+        folders = [os.path.join(home, kind) for kind in ("samples", "references")]
+        for folder in folders:
+            os.mkdir(folder)
+            for number, path in enumerate(job[os.path.basename(folder)]):
+                os.symlink(os.path.abspath(path), os.path.join(folder, f"{number:06d}{os.path.splitext(path)[1]}"))
+        yield folders
+
+
+SCRIPTS: dict[str, tuple[Callable[[Job], list[float]], str, str]] = {
+    "lpips": (lpips, "lpips", "lpips"),
+    "fid": (fid, "cleanfid", "clean-fid"),
+    "kid": (kid, "cleanfid", "clean-fid"),
+    "cmmd": (cmmd, "transformers", "transformers"),
+    "clip_score": (clip_score, "torchmetrics", "torchmetrics"),
+    "image_reward": (image_reward, "ImageReward", "image-reward"),
+    "clap_score": (clap_score, "laion_clap", "laion-clap"),
+    "fad": (fad, "frechet_audio_distance", "frechet-audio-distance"),
+}
+"""Of each metric: the function, the module that it imports, and the name of its package on PyPI."""
+
+
+def main(name: str, check: bool) -> None:
+    script, module, _ = SCRIPTS[name]
+    if check:
+        sys.exit(0 if importlib.util.find_spec(module) else 1)
+    printed, sys.stdout = sys.stdout, sys.stderr  # packages print what they load
+    values = script(json.load(sys.stdin))
+    print(json.dumps(values), file=printed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "--check" in sys.argv)

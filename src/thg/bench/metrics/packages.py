@@ -1,0 +1,86 @@
+"""Metrics that run in a package of their own on the files of samples, in this Python or in another one."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thg.bench.metrics import package_scripts
+from thg.bench.metrics.base import Direction, MetricError, Need
+from thg.errors import MissingExtraError
+from thg.media import worst_mean
+
+KINDS: dict[str, tuple[Direction, Need, bool]] = {
+    "lpips": ("lower", "pairs", False),
+    "fid": ("lower", "set", False),
+    "kid": ("lower", "set", False),
+    "cmmd": ("lower", "set", False),
+    "clip_score": ("higher", "prompts", False),
+    "image_reward": ("higher", "prompts", False),
+    "clap_score": ("higher", "prompts", True),
+    "fad": ("lower", "set", True),
+}
+"""Of each metric: which direction is better, what it needs, and whether it measures sounds."""
+
+
+@dataclass(frozen=True)
+class PackageMetric:
+    """One of `package_scripts.SCRIPTS`. python: the interpreter in whose environment the package is installed."""
+
+    name: str
+    python: str = sys.executable
+
+    @property
+    def direction(self) -> Direction:
+        return KINDS[self.name][0]
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({KINDS[self.name][1]})
+
+    @property
+    def hears(self) -> bool:
+        """Whether it measures sounds, not pictures."""
+        return KINDS[self.name][2]
+
+    def values(self, job: package_scripts.Job) -> list[float]:
+        """One number per sample, or one for the set."""
+        done = self._run([self.name], json.dumps(job))
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise MetricError(f"{self.name} failed in {self.python}: {reason[:300]}")
+        values: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+        if not all(map(math.isfinite, values)):
+            raise MetricError(f"{self.name} in {self.python} gave NaN or infinity")
+        return values
+
+    def reduce(self, values: Sequence[float]) -> float | None:
+        return math.fsum(values) / len(values) if values else None
+
+    def worst(self, values: Sequence[float]) -> float | None:
+        return worst_mean(values, self.direction == "higher") if values else None
+
+    def require(self) -> PackageMetric:
+        """Itself, or the error that says how to install the package."""
+        if self._run([self.name, "--check"]).returncode:
+            package = package_scripts.SCRIPTS[self.name][2]
+            raise MissingExtraError(
+                f"{self.name} needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
+                f"with other packages, install it in another environment and write its Python into the configuration: "
+                f'[packages] {self.name} = "/path/to/bin/python"'
+            )
+        return self
+
+    def _run(self, words: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        try:
+            command = [self.python, package_scripts.__file__, *words]
+            return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise MissingExtraError(
+                f"cannot run {self.python} for {self.name} ({error.strerror}); [packages] names the Python in whose "
+                "environment the package is installed"
+            ) from None

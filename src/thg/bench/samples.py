@@ -1,0 +1,148 @@
+"""Samples: loading a benchmark's pipeline, calling it, and the files of what it makes."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from thg.bench.config import Model
+from thg.bench.store import RunFolderError, Series
+from thg.bench.tables import ConfigError, nearest
+from thg.errors import NonFiniteError, UnsupportedPipelineError
+from thg.media import png_bytes, wav_bytes
+from thg.models import shipped_pipeline
+from thg.models.pretrained import pretrained, sampling_rate
+from thg.seeds import generators
+
+RECORD = 8192
+"""Bytes of a record and of a timing on disk: a block each."""
+ROWS = 8192
+"""Bytes of the largest features of a sample, those of FID and KID."""
+PNG = 0.65
+"""File size per byte of a photograph's pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The output of one call: pictures (batch, channels, h, w) in [0, 1] or sounds (batch, samples), on the CPU."""
+
+    values: torch.Tensor
+    sample_rate: int | None = None
+
+    def file(self, row: int) -> tuple[str, bytes]:
+        """The suffix and content of the file of one sample."""
+        if self.sample_rate is not None:
+            return ".wav", wav_bytes(self.values[row].numpy(), self.sample_rate)
+        return ".png", png_bytes(self.values[row].permute(1, 2, 0).numpy())
+
+    def bytes_on_disk(self) -> float:
+        """The disk space of such a sample, with its record and measurements."""
+        content = 2.0 if self.sample_rate is not None else PNG
+        return content * self.values[0].numel() + RECORD + ROWS
+
+
+def load_pipeline(model: Model, device: str) -> Any:
+    """The pipeline of the configuration, with its scheduler, without progress bars."""
+    dtype = getattr(torch, model.dtype)
+    if model.shipped is not None:
+        pipe: Any = shipped_pipeline("flow" if model.shipped == "flow" else "eps", device=device, dtype=dtype)
+    else:
+        assert model.source is not None  # the configuration has one of the two
+        pipe = pretrained(model.source, dtype, variant=model.variant, leave_out=model.leave_out).to(device)
+    if model.scheduler is not None:
+        pipe.scheduler = make_scheduler(model, pipe.scheduler.config)
+    pipe.set_progress_bar_config(disable=True)
+    accepted = inspect.signature(pipe.__call__).parameters
+    for key in model.call:
+        if key not in accepted:
+            raise ConfigError(f"{type(pipe).__name__} takes no argument {key!r}{nearest(key, list(accepted))}")
+    return pipe
+
+
+def make_scheduler(model: Model, config: Any) -> Any:
+    """The scheduler that a model is to run with. config: of the one that it came with."""
+    import diffusers
+
+    names = [name for name in dir(diffusers) if name.endswith("Scheduler")]
+    if model.scheduler not in names:
+        raise ConfigError(f"diffusers has no scheduler {model.scheduler!r}{nearest(str(model.scheduler), names)}")
+    cls = getattr(diffusers, model.scheduler)
+    accepted = inspect.signature(cls.__init__).parameters
+    for key in model.scheduler_options:
+        if key not in accepted:
+            raise ConfigError(f"{model.scheduler} takes no option {key!r}{nearest(key, list(accepted))}")
+    return cls.from_config(config, **model.scheduler_options)
+
+
+def sample(
+    pipe: Any, model: Model, prompts: list[str], indices: range, seed: int, steps: int, guidance_scale: float
+) -> Samples:
+    """Samples for these prompts; the noise of each depends only on the run's seed and its index."""
+    arguments: dict[str, Any] = {
+        "prompt": [prompts[index] for index in indices],
+        "num_inference_steps": steps,
+        "guidance_scale": guidance_scale,
+        "generator": generators(seed, indices),
+        "output_type": "pt",
+        **model.call,
+    }
+    with torch.inference_mode():
+        output = pipe(**arguments)
+    values, rate = getattr(output, "images", None), None
+    if values is None:
+        values, rate = getattr(output, "audios", None), sampling_rate(pipe)
+    if values is None:
+        raise UnsupportedPipelineError(
+            f"{type(pipe).__name__} returns neither images nor audios; the benchmark needs one"
+        )
+    values = torch.as_tensor(values).detach().float().cpu()
+    if not bool(torch.isfinite(values).all()):
+        raise NonFiniteError(f"NaN or infinity in the samples {indices.start} to {indices.stop - 1}; try another dtype")
+    if rate is not None and values.ndim == 3:
+        values = values.mean(1)  # channels of a sound
+    return Samples(values, rate)
+
+
+def open_picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return picture
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
+
+
+def read_pictures(series: Series, indices: Sequence[int]) -> torch.Tensor:
+    """Pictures from their files, as (batch, channels, height, width) bytes."""
+    pixels = [np.array(open_picture(series.file(index))) for index in indices]
+    return torch.from_numpy(np.stack([p.reshape(*p.shape[:2], -1) for p in pixels])).permute(0, 3, 1, 2).contiguous()
+
+
+def check_room(store: Path, samples: Samples, missing: int) -> str:
+    """The disk space needed for the missing samples and available; raises an error if it is too little."""
+    needed = missing * samples.bytes_on_disk()
+    existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise RunFolderError(
+            f"{missing} samples take about {size(needed)} in {store}, but only {size(free)} are free; choose another "
+            "disk with --store, or write a smaller --count"
+        )
+    return f"{missing} samples to make, about {size(needed)} in {store}; {size(free)} are free"
+
+
+def size(count: float) -> str:
+    """A number of bytes in readable units."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.{0 if unit in ('bytes', 'kB') else 1}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

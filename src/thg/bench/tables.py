@@ -1,0 +1,112 @@
+"""Strict TOML tables as dataclasses: an unknown key, a wrong type or a number that is not finite is an error.
+
+pydantic validates the dataclasses; `check` turns its errors into sentences that name the table, the key, the value and
+the nearest known word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo
+from pydantic_core import ErrorDetails
+
+from thg.errors import THGError
+
+
+class ConfigError(THGError, ValueError):
+    """An invalid benchmark configuration."""
+
+
+class Table:
+    """Base of the dataclasses that are tables of a configuration."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _from_base(path: Path, info: ValidationInfo) -> Path:
+    base: Path = (info.context or {}).get("base", Path())
+    return base / path.expanduser()
+
+
+FilePath = Annotated[Path, AfterValidator(_from_base)]
+"""Relative to the folder of the configuration."""
+
+TableT = TypeVar("TableT")
+
+
+def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str = "") -> TableT:
+    """The dataclass with these values. where: its name in errors; base: what its paths are relative to."""
+    known = keys(table)
+    for key in values:
+        if key not in known:
+            raise ConfigError(_unknown(key, where, known))
+    try:
+        # as JSON, in which a list may be a tuple and a text a path, but a text is never a number
+        text = json.dumps(values, default=str)
+        return TypeAdapter(table).validate_json(text, strict=True, context={"base": base})
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        causes = (detail.get("ctx", {}).get("error") for detail in details)
+        if ours := next((cause for cause in causes if isinstance(cause, THGError)), None):
+            raise ours from None  # raised by a dataclass, with a complete message
+        raise ConfigError("; ".join(dict.fromkeys(_sentence(detail, table, where) for detail in details))) from None
+
+
+def keys(table: Any) -> list[str]:
+    """The keys of a table: the fields that its dataclass takes."""
+    return [field.name for field in fields(table) if field.init]
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """The end of an error about an unknown word: the option that looks most like it, and all of them."""
+    options = sorted(options)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    guess = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{guess} There are: {', '.join(options)}"
+
+
+def _unknown(key: str, place: str, known: Iterable[str]) -> str:
+    return f"unknown key {key!r}{f' in {place}' if place else ''}{nearest(key, known)}"
+
+
+KINDS = {
+    **{"int": "a whole number", "float": "a number", "string": "a text", "bool": "true or false", "path": "a path"},
+    **{"tuple": "a list", "list": "a list", "dict": "a table", "dataclass": "a table"},
+}
+LIMITS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most", "less_than": "below"}
+
+
+def _sentence(detail: ErrorDetails, table: type, where: str) -> str:
+    *parents, key = [part for part in detail["loc"] if isinstance(part, str)] or [""]
+    place = ".".join([where, *parents] if where else parents)
+    name = f"{place}.{key}" if place else key
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "unexpected_keyword_argument":
+        return _unknown(key, place, keys(_table_at(table, parents)))
+    if kind == "missing":
+        return f"{name} is missing"
+    if kind == "literal_error":
+        options = [option.strip(" '") for option in str(context["expected"]).replace(" or ", ",").split(",")]
+        return f"{name} is {value!r}{nearest(str(value), options)}"
+    if kind in LIMITS:
+        return f"{name} must be {LIMITS[kind]} {next(iter(context.values()))}, not {value}"
+    if kind == "finite_number":
+        return f"{name} must be finite, not {value}"
+    expected = KINDS.get(kind.partition("_")[0])
+    return f"{name} must be {expected}, not {value!r}" if expected else f"{name}: {detail['msg']}, not {value!r}"
+
+
+def _table_at(table: type, parents: list[str]) -> Any:
+    """The table in which a key was looked up."""
+    for parent in parents:
+        inner = get_type_hints(table).get(parent)
+        if not is_dataclass(inner):
+            break
+        table = inner  # type: ignore[assignment]
+    return table
