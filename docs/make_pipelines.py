@@ -64,7 +64,7 @@ def main(check: Path) -> None:
         "",
         "## Refused",
         "",
-        "With a plan of the guidance term, `thg.enable` raises `UnsupportedPipelineError` with the reason. Other plans do not need one.",
+        "With a plan of the guidance term, `thg.enable` raises `UnsupportedPipelineError` with the reason.",
         "",
     ]
     reasons: dict[str, list[str]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """A pipeline of your own: the default needs nothing, and a plan of the guidance term the layout of its branches.
 
-The layout is checked at the first guided step of each run: the input of `scheduler.step` shows which branch is which. If
-it is wrong, the run is plain CFG, and the summary says so.
+The layout is checked at the first guided step of each run: the input of `scheduler.step` shows which branch is which.
+If it is wrong, the run is plain CFG, and the summary says so.
 
 python examples/extending/pipeline_pattern.py
 """
