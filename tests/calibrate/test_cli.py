@@ -35,7 +35,7 @@ def test_a_number_of_evaluations_alone_gives_the_steps_too(capsys):
     assert main(["plan", "--nfe", "40"]) == 0
     shown = capsys.readouterr().out
     assert "num_inference_steps=100" in shown
-    assert "40 of 54 evaluations" in shown
+    assert "40 of 200 evaluations" in shown
 
 
 def test_as_json_it_can_be_read_again(profile_file, tmp_path, capsys):
