@@ -84,8 +84,8 @@ def clip_score(job: Job) -> list[float]:
         pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")["pixel_values"]
         tokens = tokenizer(prompt, truncation=True, max_length=longest, return_tensors="pt")
         with torch.inference_mode():
-            logits = network.eval()(pixel_values=pixels, **tokens).logits_per_image
-        values.append(max(100 * float(logits / network.logit_scale.exp()), 0.0))
+            cosine = network.eval()(pixel_values=pixels, **tokens).logits_per_image / network.logit_scale.exp()
+        values.append(max(100 * float(cosine), 0.0))
     return values
 
 
