@@ -142,13 +142,14 @@ def main(check: Path | None) -> None:
     rows = read | by_hand
     if check is not None:
         compare(rows, json.loads(check.read_text()))
-    groups: dict[str, list[str]] = defaultdict(list)
+    members: dict[str, list[str]] = defaultdict(list)
     for name, row in rows.items():
-        groups[json.dumps(row)].append(name)
-    table = {"diffusers": diffusers.__version__, "groups": []}
-    for row, names in sorted(groups.items()):
-        kind, options = json.loads(row)
-        table["groups"].append({"kind": kind, "options": options, "pipelines": sorted(names, key=str.lower)})
+        members[json.dumps(row)].append(name)
+    groups = []
+    for key, names in sorted(members.items()):
+        kind, options = json.loads(key)
+        groups.append({"kind": kind, "options": options, "pipelines": sorted(names, key=str.lower)})
+    table = {"diffusers": diffusers.__version__, "groups": groups}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} pipelines: {len(read)} read from the source, {len(by_hand)} by hand")
 
@@ -162,8 +163,8 @@ def sources() -> list[tuple[str, str, str]]:
             if isinstance(node, ast.ClassDef) and not any("PAG" in ast.unparse(base) for base in node.bases):
                 calls = [item for item in node.body if getattr(item, "name", "") == "__call__"]
                 if calls and "Pipeline" in node.name and not node.name.startswith("Onnx"):
-                    segments = (ast.get_source_segment(text, part) or "" for part in (node, calls[0]))
-                    found.append((node.name, *segments))
+                    source, call = (ast.get_source_segment(text, part) or "" for part in (node, calls[0]))
+                    found.append((node.name, source, call))
     return found
 
 

@@ -12,13 +12,14 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test finds what was tuned outside, or leaves any
-atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
 
 from hypothesis import settings
 
 settings.register_profile("thg", deadline=None, max_examples=60)
 settings.load_profile("thg")
+
+os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test finds what was tuned outside, or leaves any
+atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
 
 
 LONGEST = (  # files that take half a minute and more: they start first, so that no worker ends up with one alone

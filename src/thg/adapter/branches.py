@@ -23,7 +23,7 @@ from thg.errors import UnsupportedPipelineError
 from thg.plans.run import Term
 
 if TYPE_CHECKING:
-    from thg.adapter.run import PipelineRun
+    from thg.adapter.run import GuidedRun
 
 CONDITIONAL, UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # diffusers' cache contexts
 EXTRA = ("uncond_stg", "uncond_modality")  # cache contexts of other guidance methods, with one branch per call
@@ -35,7 +35,7 @@ class OneCall:
     undecided: a call with which nothing was done yet, since only the scheduler's input will show if it is guided.
     """
 
-    def __init__(self, run: PipelineRun, layout: Batched) -> None:
+    def __init__(self, run: GuidedRun, layout: Batched) -> None:
         self._run, self._layout = run, layout
         self._rows: int | None = None  # of a guided call
         self._has_leapt = False
@@ -183,7 +183,7 @@ class TwoCalls:
 
     undecided = None
 
-    def __init__(self, run: PipelineRun, layout: Sequential) -> None:
+    def __init__(self, run: GuidedRun, layout: Sequential) -> None:
         self._run, self._layout = run, layout
         self._first: Call | None = None  # the first call of the current step, until that of the other branch
         self._output: Any = None  # the output of one of them

@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import torch
+
 from thg.adapter.classes import original_class
 from thg.errors import UnsupportedPipelineError
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 """The usual names of the denoising network in pipelines."""
+CONTROL = "controlnet"  # takes the same rows as the denoiser, before it
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,17 @@ def unknown_layout(name: str) -> UnsupportedPipelineError:
         "layout=thg.Sequential() if each has a call of its own, conditional first. The default, "
         "thg.enable(pipe, thg.within(0.01)), needs no layout"
     )
+
+
+def guided_networks(pipe: Any, layout: Batched | Sequential) -> dict[torch.nn.Module, str]:
+    """The networks of a pipeline that take part in guidance, with their names."""
+    names = (*layout.networks, *((CONTROL,) if isinstance(layout, Batched) else ()))
+    networks = {part: name for name in names if isinstance(part := getattr(pipe, name, None), torch.nn.Module)}
+    if not set(networks.values()) & set(layout.denoisers):
+        raise UnsupportedPipelineError(
+            f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
+        )
+    return networks
 
 
 @functools.cache

@@ -1,7 +1,4 @@
-"""Watches `scheduler.step` in a run: a step is what happens between two of its calls.
-
-Nothing is changed: every call is passed on, and the schedulers are restored after the run.
-"""
+"""Watches `scheduler.step` in a run: a step is what happens between two of its calls. Restored after the run."""
 
 from __future__ import annotations
 
@@ -14,40 +11,41 @@ from typing import Any
 
 from torch import Tensor
 
-NOISE_ARGUMENTS = ("eta", "s_churn")  # of a scheduler's `step`
+NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 
-Stepped = Callable[[dict[str, Any], Tensor], None]  # called with the arguments of a step and its input, before it
+Replace = Callable[[Any, Tensor, dict[str, Any]], Tensor]
+"""replace(scheduler, output, arguments): the output that the scheduler gets in place of this one."""
 
 
 class StepWatch:
-    """Replaces a scheduler's `step`, with the same signature, and reports its arguments."""
+    """Replaces a scheduler's `step`, with the same signature, within a run of a pipeline."""
 
-    def __init__(self, scheduler: Any, stepped: Stepped) -> None:
-        self._scheduler, self._step, self._stepped = scheduler, scheduler.step, stepped
+    def __init__(self, scheduler: Any, step: Callable[..., Any], replace: Replace) -> None:
+        self._scheduler, self._step, self._replace = scheduler, step, replace
         functools.update_wrapper(self, type(scheduler).step)
-        self.__signature__ = inspect.signature(self._step)
+        self.__signature__ = inspect.signature(step)
         self._names = tuple(self.__signature__.parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(self._names, args, strict=False)) | kwargs
-        passed = arguments.get(self._names[0])
-        if isinstance(passed, Tensor):
-            self._stepped(arguments, passed)
-        return self._step(*args, **kwargs)
+        output = arguments.pop(self._names[0], None)
+        if not isinstance(output, Tensor):
+            return self._step(*args, **kwargs)
+        return self._step(self._replace(self._scheduler, output, arguments), **arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the scheduler, as some pipelines make in each call, is not watched."""
+        """Some pipelines make copies of their scheduler in each call; these are watched as well."""
         copied = memo.get(id(self._scheduler), self._scheduler)
-        return types.MethodType(type(copied).step, copied)
+        return StepWatch(copied, types.MethodType(type(copied).step, copied), self._replace)
 
 
 @contextmanager
-def watched(pipe: Any, stepped: Stepped) -> Iterator[None]:
-    """Reports the steps of the pipeline's schedulers within a block; they are restored afterwards."""
+def watched(pipe: Any, replace: Replace) -> Iterator[None]:
+    """Within a block, the pipeline's schedulers get the outputs that `replace` returns."""
     schedulers = [part for part in vars(pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
     before = [vars(scheduler).get("step") for scheduler in schedulers]
     for scheduler in schedulers:
-        scheduler.step = StepWatch(scheduler, stepped)
+        scheduler.step = StepWatch(scheduler, scheduler.step, replace)
     try:
         yield
     finally:

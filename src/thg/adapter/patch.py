@@ -38,6 +38,12 @@ class OpenRun(Protocol):
     def answer(self, call: Call) -> Any:
         """Answers a call of one of the pipeline's networks."""
 
+    def opened(self) -> AbstractContextManager[None]:
+        """A context for the pipeline's call. It frees all tensors; the summary remains available."""
+
+    def summary(self) -> Summary:
+        """The cost of the run."""
+
 
 class Owner(Protocol):
     """A pipeline that thg is enabled on."""
@@ -73,13 +79,13 @@ _pipelines: weakref.WeakKeyDictionary[Any, Owner] = weakref.WeakKeyDictionary()
 # -- pipelines
 
 
-def takeover_of(pipe: Any) -> Owner | None:
-    """The takeover of an enabled pipeline."""
+def owner_of(pipe: Any) -> Owner | None:
+    """The owner of an enabled pipeline."""
     return _pipelines.get(pipe)
 
 
-def route_calls(pipe: Any, takeover: Owner) -> None:
-    """Makes each call of the pipeline open a run of this takeover."""
+def route_calls(pipe: Any, owner: Owner) -> None:
+    """Makes each call of the pipeline open a run of this owner."""
 
     @functools.wraps(original_class(pipe).__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +101,7 @@ def route_calls(pipe: Any, takeover: Owner) -> None:
         return cls.__base__(*args, **kwargs)  # type: ignore[misc]
 
     substitute(pipe, {"__call__": call, "__new__": new}, shared=False)
-    _pipelines[pipe] = takeover
+    _pipelines[pipe] = owner
 
 
 def restore_calls(pipe: Any) -> None:
@@ -107,21 +113,21 @@ def restore_calls(pipe: Any) -> None:
 # -- networks
 
 
-def acquire(network: torch.nn.Module, takeover: Owner, name: str) -> None:
-    """Routes the calls of a network to the runs of a takeover."""
+def acquire(network: torch.nn.Module, owner: Owner, name: str) -> None:
+    """Routes the calls of a network to the runs of a owner."""
     members: dict[str, Any] = {"__call__": torch.compiler.disable(_call, recursive=False)}  # type: ignore[no-untyped-call]
     if hasattr(network, "cache_context"):
         members["cache_context"] = _cache_context
     substitute(network, members)
-    _networks.setdefault(network, {})[takeover] = name
+    _networks.setdefault(network, {})[owner] = name
 
 
-def release(network: torch.nn.Module, takeover: Owner) -> None:
-    """Undoes `acquire`; the network is restored when no takeover is left."""
+def release(network: torch.nn.Module, owner: Owner) -> None:
+    """Undoes `acquire`; the network is restored when no owner is left."""
     names = _networks.get(network)
     if names is None:
         return
-    names.pop(takeover, None)
+    names.pop(owner, None)
     if not names:
         del _networks[network]
         restore(network)
@@ -134,9 +140,9 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if here is not None and here.owner in names:
         return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
     if here is None:
-        for takeover in names:
-            if takeover.run is not None:
-                takeover.run.calls_outside += 1
+        for owner in names:
+            if owner.run is not None:
+                owner.run.calls_outside += 1
     return plain(*args, **kwargs)
 
 

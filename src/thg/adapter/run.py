@@ -39,10 +39,10 @@ CHANGED = 0.05  # of w - 1: a change of the guidance scale that is reported
 SLACK = 30  # allowed residual of later steps: some formulas round more at low noise
 
 
-class PipelineRun:
+class GuidedRun:
     """The state of one call of a pipeline.
 
-    owner: the takeover that opened the run. context: the pipeline's current cache context.
+    owner: the enabled pipeline. context: the pipeline's current cache context.
     """
 
     guide: Guide  # of the current pass
@@ -190,22 +190,27 @@ class PipelineRun:
             self._observed = (self.step, conditional, term)
         return self.guide.observe(self.step, conditional, term)
 
-    def _stepped(self, arguments: dict[str, Any], passed: Tensor) -> None:
-        """Called when the pipeline passes its combined output to the scheduler."""
-        if self._branches is None:
-            return
+    def _stepped(self, scheduler: Any, passed: Tensor, arguments: dict[str, Any]) -> Tensor:
+        """Called when the pipeline passes its combined output to a scheduler, which gets the same."""
+        own = any(scheduler is part for part in vars(self.pipe).values())  # not a copy for some of the frames
+        if own and self._branches is not None:
+            self._end_step(self._branches, arguments, passed)
+        return passed
+
+    def _end_step(self, branches: OneCall | TwoCalls, arguments: dict[str, Any], passed: Tensor) -> None:
+        """Checks a step, and counts what was evaluated in it without changes."""
         if not self.plain_because:
             try:
-                self._judge(self._branches, arguments, passed)
+                self._judge(branches, arguments, passed)
             except UnsupportedPipelineError as error:
                 self._go_on_plain(error)
         if self._plain_rows:
             if not self.begun and self.step + 1 < self.info.steps:
                 self._add_step()
-            branches = max(1, self._plain_rows // max(1, len(passed)))
-            self.count(branches, instead_of=branches)
+            count = max(1, self._plain_rows // max(1, len(passed)))
+            self.count(count, instead_of=count)
             self._plain_rows = 0
-        self._branches.end_step()
+        branches.end_step()
         self._first_step = self.begun = False
 
     def _judge(self, branches: OneCall | TwoCalls, arguments: dict[str, Any], passed: Tensor) -> None:

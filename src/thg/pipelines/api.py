@@ -13,10 +13,9 @@ import torch
 from thg.adapter.describe import known_run
 from thg.adapter.identity import fingerprint
 from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
-from thg.adapter.patch import takeover_of
-from thg.adapter.takeover import Takeover
+from thg.adapter.patch import owner_of
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.pipelines.owner import EnabledPipeline
+from thg.pipelines.owner import enable_guide, enable_leaps
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, guide_maker
@@ -41,9 +40,9 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
         return pipe
     disable(pipe)
     if isinstance(maker, Planned) and maker.skips == "network":
-        EnabledPipeline(pipe, maker, tuned=plan is None)
+        enable_leaps(pipe, maker, tuned=plan is None)
     else:
-        Takeover(pipe, own, maker)
+        enable_guide(pipe, maker, own)
     return pipe
 
 
@@ -63,9 +62,9 @@ def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMake
 
 def disable(pipe: Any) -> None:
     """Undoes `enable` and restores the pipeline. Does nothing on a pipeline that is not enabled."""
-    takeover = takeover_of(pipe)
-    if takeover is not None:
-        takeover.undo(pipe)
+    owner = owner_of(pipe)
+    if owner is not None:
+        owner.undo(pipe)
         return
     for part in _enabled_parts(pipe):
         disable(part)
@@ -74,7 +73,7 @@ def disable(pipe: Any) -> None:
 @contextmanager
 def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Iterator[Any]:
     """`enable` within a block. Afterwards, also when the block raises, the pipeline is as it was before."""
-    before = {part: owner for part in _all_parts(pipe) if (owner := takeover_of(part)) is not None}
+    before = {part: owner for part in _all_parts(pipe) if (owner := owner_of(part)) is not None}
     try:
         yield enable(pipe, plan, layout=layout)
     finally:
@@ -85,7 +84,7 @@ def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | No
 
 def is_enabled(pipe: Any) -> bool:
     """Is thg enabled on this pipeline?"""
-    return any(takeover_of(part) is not None for part in _all_parts(pipe))
+    return any(owner_of(part) is not None for part in _all_parts(pipe))
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float
 
     plan: as for `enable`; by default the one that is enabled, or thg's default. steps, guidance_scale: of the run.
     """
-    owner = takeover_of(pipe)
+    owner = owner_of(pipe)
     maker = guide_maker(plan) if plan is not None or owner is None else owner.maker
     run = known_run(copy.deepcopy(pipe.scheduler), steps)
     branches = 1 if guidance_scale is not None and guidance_scale <= 1 else 2
@@ -126,9 +125,9 @@ def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float
 
 def summary(pipe: Any) -> Summary:
     """The cost of the last run of an enabled pipeline."""
-    takeover = takeover_of(pipe)
-    if takeover is not None:
-        return takeover.summary()
+    owner = owner_of(pipe)
+    if owner is not None:
+        return owner.summary()
     parts = [summary(part) for part in _enabled_parts(pipe)]
     if not parts:
         raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
@@ -168,4 +167,4 @@ def _all_parts(pipe: Any) -> list[Any]:
 
 
 def _enabled_parts(pipe: Any) -> list[Any]:
-    return [part for part in _all_parts(pipe) if part is not pipe and takeover_of(part) is not None]
+    return [part for part in _all_parts(pipe) if part is not pipe and owner_of(part) is not None]

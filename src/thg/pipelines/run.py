@@ -23,9 +23,11 @@ from thg.adapter.caches import Caches, caches_in
 from thg.adapter.call import Call
 from thg.adapter.describe import describe
 from thg.adapter.identity import fingerprint
+from thg.adapter.observe import NOISE_ARGUMENTS, watched
 from thg.adapter.outputs import at_least_float32, rows_of
 from thg.adapter.patch import current
-from thg.pipelines.watch import SeenCall, watched
+from thg.adapter.stated import LENGTH
+from thg.pipelines.watch import SeenCall
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
@@ -34,9 +36,7 @@ from thg.plans.run import Run
 from thg.plans.tuned import Tuned
 
 LOG = logging.getLogger("thg")
-NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
-LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 
 
 @dataclass(eq=False)
@@ -302,7 +302,7 @@ class LeapingRun:
             if loop.leaps.failed_at is not None:
                 yield (
                     f"from step {loop.leaps.failed_at} on everything was evaluated: a prediction had missed by more "
-                    "than the output itself (an unstable scheduler, or conditions that contradict each other)"
+                    "than twice the output itself (an unstable scheduler, or conditions that contradict each other)"
                 )
         for loop in self._loops[-1:]:
             if loop.run.response is None and not loop.run.adds_noise:
