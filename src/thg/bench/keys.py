@@ -44,6 +44,7 @@ class Place:
             "guidance_scale": method.guidance_scale,
             "policy": method.policy_name,
             "options": method.options,
+            "files": _files([p.absolute() for p in method.options.values() if isinstance(p, Path)], Path("/")),
             "versions": {name: installed.get(name, "") for name in used},
         }
         if method.policy_name != "cfg":
