@@ -129,6 +129,10 @@ def test_the_default_configuration_is_sound():
         (changed(steps=0), "steps must be at least 1, not 0"),
         (changed(guidance_scale=1), "guidance_scale must be above 1, not 1"),
         (changed(guidance_scale=float("nan")), "guidance_scale must be finite"),
+        (
+            changed("methods.1", {"name": "t", "policy": "uniform", "nfe": 14, "corrector": float("nan")}),
+            "methods 2.corrector must be finite",
+        ),
         (changed(methods=[]), r"write one \[\[methods\]\]"),
         (changed(methods=[{"name": "a", "policy": "uniform", "nfe": 14}]), "no plain CFG"),
         (changed("methods.1.name", "cfg!"), "two methods are called"),

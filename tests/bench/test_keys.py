@@ -15,6 +15,7 @@ from thg.bench.config import Model, parse_config
 from thg.bench.inputs import load_prompts, prompts_wanted
 from thg.bench.keys import Place, thg_code, weights
 from thg.bench.store import Store
+from thg.models import shipped_path
 
 SOURCE = Path(thg.__file__).parent
 WITHIN = {"name": "default", "policy": "within"}
@@ -81,6 +82,19 @@ def test_retrained_weights_of_the_same_size_are_another_model(home, tmp_path):
 def test_the_shipped_weights_are_part_of_the_address():
     assert weights(Model(shipped="eps")) != weights(Model(shipped="flow")) != ""
     assert weights(Model(source="nobody/nothing")) == ""  # not downloaded yet
+
+
+def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
+    file = shutil.copyfile(shipped_path("eps") / "profile.json", tmp_path / "profile.json")
+    row = {"name": "mine", "policy": "profile", "nfe": 70, "profile": str(file)}
+    config = config_in(home, methods=[METHODS[0], row], steps=50)
+
+    def preparation():
+        return Place(Store(Path("store")), config, config.method("mine"), "prompts").parts
+
+    before = preparation()
+    file.write_text(file.read_text() + "\n")
+    assert preparation() != before
 
 
 def test_another_version_of_a_library_is_another_address(home, monkeypatch):

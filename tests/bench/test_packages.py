@@ -52,6 +52,16 @@ def test_a_package_measures_the_files_once(other_python, tmp_path):
     assert measured(config, tmp_path / "run").rows[2].metrics == rows["thg uniform"].metrics  # not measured again
 
 
+def test_a_package_that_fails_leaves_a_dash_with_its_reason(other_python, tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "lpips" / "__init__.py").write_text("raise RuntimeError('no weights')")
+    config = config_in(tmp_path, count=2, metrics=["lpips", "psnr"], packages={"lpips": other_python}, methods=METHODS)
+    quietly(config, tmp_path / "run")
+    found = measured(config, tmp_path / "run")
+    assert found.skipped == [("lpips", f"lpips failed in {other_python}: RuntimeError: no weights")]
+    assert all(row.metrics["psnr"] is not None for row in found.rows[1:])
+
+
 def test_a_package_that_is_missing_or_fails_says_so(other_python, tmp_path):
     (reason,) = (
         reason for _, reason in load_metrics(["image_reward"], packages={"image_reward": other_python}).skipped

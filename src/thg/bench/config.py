@@ -16,8 +16,8 @@ from pydantic import Field
 
 from thg.bench.methods import as_policy, method_class, reference
 from thg.bench.methods.policy import Policy, check_budget
-from thg.bench.metrics import NETWORKS, metric_names
-from thg.bench.metrics.package_scripts import SCRIPTS
+from thg.bench.metrics import metric_names
+from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
 from thg.bench.plugins import code_digest, from_file, is_file
 from thg.bench.store import digest
 from thg.bench.tables import ConfigError, FilePath, Table, check, keys, nearest
@@ -164,7 +164,7 @@ class Settings(Table):
                 f"guidance_scale must be above 1, not {self.guidance_scale:g}: at 1 there is no guidance to skip"
             )
         _check_names("metric", [name for name in self.metrics if not is_file(name)], metric_names())
-        for table, known in (("networks", NETWORKS), ("packages", tuple(SCRIPTS))):
+        for table, known in (("networks", tuple(NETWORKS)), ("packages", tuple(SCRIPTS))):
             for key in getattr(self, table):
                 if key not in known:
                     raise ConfigError(f"unknown key {key!r} in {table}{nearest(key, known)}")

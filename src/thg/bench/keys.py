@@ -44,6 +44,7 @@ class Place:
             "guidance_scale": method.guidance_scale,
             "policy": method.policy_name,
             "options": method.options,
+            "files": _files([p.absolute() for p in method.options.values() if isinstance(p, Path)], Path("/")),
             "versions": {name: installed.get(name, "") for name in used},
         }
         if method.policy_name != "cfg":
@@ -77,8 +78,11 @@ class Place:
         return self.store.series({**self._what, **how})
 
 
-def weights(model: Model) -> str:
-    """A fingerprint of the model's files: of their content for a folder, the commit for a model of the hub."""
+def weights(model: Model, file: str = "model_index.json") -> str:
+    """A fingerprint of the model's files: of their content for a folder, the commit for a model of the hub.
+
+    Empty for one that has not been downloaded. file: that every download of it has.
+    """
     if model.shipped is not None:
         return _folder(shipped_path(model.shipped))
     assert model.source is not None
@@ -87,7 +91,7 @@ def weights(model: Model) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        index = try_to_load_from_cache(model.source, "model_index.json")
+        index = try_to_load_from_cache(model.source, file)
     except ValueError:  # not a name that the hub allows; loading it will say so
         return ""
     return Path(index).parent.name if isinstance(index, str) else ""  # the folder of a snapshot is its commit

@@ -15,7 +15,7 @@ from typing import Any
 
 from thg.bench.config import BenchConfig, Method
 from thg.bench.measure import Measurer, Progress
-from thg.bench.metrics import MeanMetric, Metric, SetMetric, shown_name
+from thg.bench.metrics import MeanMetric, Metric, MetricError, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.samples import open_picture
 from thg.bench.stages import BenchmarkRun, measure_samples, require_samples
@@ -107,7 +107,12 @@ def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Serie
             if pairs and isinstance(metric, MeanMetric):
                 worst[metric.name] = metric.worst(rows) or 0.0
         else:
-            scores = measurer.by_package(metric, series, reference, run.prompts.prompts)
+            try:
+                scores = measurer.by_package(metric, series, reference, run.prompts.prompts)
+            except MetricError as error:  # the package may lack its weights; the other metrics are shown
+                measurer.of_packages.remove(metric)
+                measurer.skipped.append((metric.name, str(error)))
+                continue
             values[metric.name] = metric.reduce(scores)
             if pairs:
                 worst[metric.name] = metric.worst(scores) or 0.0

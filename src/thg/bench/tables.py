@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str
     for key in values:
         if key not in known:
             raise ConfigError(_unknown(key, where, known))
+        if isinstance(values[key], float) and not math.isfinite(values[key]):
+            raise ConfigError(f"{where + '.' if where else ''}{key} must be finite, not {values[key]}")
     try:
         # as JSON, in which a list may be a tuple and a text a path, but a text is never a number
         text = json.dumps(values, default=str)

@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
+from thg.bench.config import SHIPPED_CONFIG, BenchConfig, Model, load_config, override
 from thg.bench.inputs import reference_files
 from thg.bench.keys import weights
 from thg.bench.metrics import load_metrics
+from thg.bench.metrics.package_scripts import NETWORKS
 from thg.bench.report import write_report
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
@@ -74,6 +75,10 @@ def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
         missing.append(str(error))
     loaded = load_metrics(config.metrics, packages=config.packages, base=config.base)
     missing += [f"{name}: {reason}" for name, reason in loaded.skipped]
+    for metric in loaded.of_packages:
+        network = config.networks.get(metric.name, NETWORKS.get(metric.name, ""))
+        if network and not weights(Model(source=network), "config.json"):
+            missing.append(f"{metric.name}: its network {network}: hf download {network}")
     for what in missing:
         print(f"missing: {what}")
     return 1 if missing else 0

@@ -17,7 +17,6 @@ OURS = {
     "uniform": ("#FF7F50", "#B8541F"),
     "profile": ("#8B008B", "#DA70D6"),
     "within": ("#D9820A", "#F0B03F"),
-    "leap-both": ("#00807A", "#4DB6AC"),
     "thg": (TORTOISE, "#6A8CFF"),
 }
 """Colours of thg's policies: the planners in the hare's, the paper's plan in the tortoise's; other methods are grey."""

@@ -44,8 +44,6 @@ __all__ = [
 
 GROUP = "thg.bench.metrics"
 """The group of entry points."""
-NETWORKS = ("clip_score", "cmmd")
-"""Metrics whose network (a hub id or a folder) a configuration may name."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
+"""The paper's networks, where a configuration may name others: hub ids or folders."""
+
 Job = dict[str, Any]
 """samples, plain (plain CFG's for the same prompts) and references are paths of files; prompts are texts; network is
 the hub id or folder that the configuration names, if it does."""
@@ -63,18 +66,26 @@ def _clean_fid(job: Job, kind: str) -> list[float]:
 
 
 def clip_score(job: Job) -> list[float]:
-    """max(100 cos(E_I, E_C), 0) of Hessel et al., 2021, as the paper measured it."""
-    import numpy as np
-    import torch
-    from PIL import Image
-    from torchmetrics.multimodal import CLIPScore  # type: ignore[import-not-found, unused-ignore]
+    """max(100 cos(E_I, E_C), 0) of Hessel et al., 2021; longer texts are cut to fit CLIP.
 
-    score = CLIPScore(model_name_or_path=job["network"] or "openai/clip-vit-large-patch14")
-    values = []
+    On transformers' CLIPModel: that of torchmetrics, which the paper used, fails with transformers 5.
+    """
+    import torch
+    import transformers  # type: ignore[import-untyped, unused-ignore]
+    from PIL import Image
+
+    source = job["network"] or NETWORKS["clip_score"]
+    network, tokenizer = (
+        getattr(transformers, name).from_pretrained(source) for name in ("CLIPModel", "AutoTokenizer")
+    )
+    processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
+    longest, values = network.config.text_config.max_position_embeddings, []
     for path, prompt in zip(job["samples"], job["prompts"], strict=True):
-        pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
-        values.append(float(score(pixels, prompt)))
-        score.reset()
+        pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")["pixel_values"]
+        tokens = tokenizer(prompt, truncation=True, max_length=longest, return_tensors="pt")
+        with torch.inference_mode():
+            cosine = network.eval()(pixel_values=pixels, **tokens).logits_per_image / network.logit_scale.exp()
+        values.append(max(100 * float(cosine), 0.0))
     return values
 
 
@@ -87,7 +98,7 @@ def cmmd(job: Job) -> list[float]:
     import transformers  # type: ignore[import-untyped, unused-ignore]
     from PIL import Image
 
-    source = job["network"] or "openai/clip-vit-large-patch14-336"
+    source = job["network"] or NETWORKS["cmmd"]
     network = transformers.CLIPVisionModelWithProjection.from_pretrained(source).eval()
     processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
 
@@ -153,7 +164,7 @@ SCRIPTS: dict[str, tuple[Callable[[Job], list[float]], str, str]] = {
     "fid": (fid, "cleanfid", "clean-fid"),
     "kid": (kid, "cleanfid", "clean-fid"),
     "cmmd": (cmmd, "transformers", "transformers"),
-    "clip_score": (clip_score, "torchmetrics", "torchmetrics"),
+    "clip_score": (clip_score, "transformers", "transformers"),
     "image_reward": (image_reward, "ImageReward", "image-reward"),
     "clap_score": (clap_score, "laion_clap", "laion-clap"),
     "fad": (fad, "frechet_audio_distance", "frechet-audio-distance"),

@@ -69,7 +69,7 @@ class PackageMetric:
         if self._run([self.name, "--check"]).returncode:
             package = package_scripts.SCRIPTS[self.name][2]
             raise MissingExtraError(
-                f"{self.name} needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
+                f"it needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
                 f"with other packages, install it in another environment and write its Python into the configuration: "
                 f'[packages] {self.name} = "/path/to/bin/python"'
             )
