@@ -166,12 +166,14 @@ def sources() -> list[tuple[str, str, str]]:
     found = []
     for path in sorted(PIPELINES.rglob("pipeline_*.py")):
         text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
         for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and not any("PAG" in ast.unparse(base) for base in node.bases):
-                calls = [item for item in node.body if getattr(item, "name", "") == "__call__"]
-                if calls and "Pipeline" in node.name and not node.name.startswith("Onnx"):
-                    source, call = (ast.get_source_segment(text, part) or "" for part in (node, calls[0]))
-                    found.append((node.name, source, call))
+            if not isinstance(node, ast.ClassDef) or "Pipeline" not in node.name or node.name.startswith("Onnx"):
+                continue
+            calls = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__call__"]
+            if calls and not any("PAG" in ast.unparse(base) for base in node.bases):
+                source, call = ("\n".join(lines[part.lineno - 1 : part.end_lineno]) for part in (node, calls[0]))
+                found.append((node.name, source, call))
     return found
 
 
