@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 MINIMUM := tests/core tests/cli tests/bench/test_config.py tests/models/test_shipped.py $(addprefix tests/release/test_, \
 	fuzz.py lifecycle.py network_faults.py old_versions.py)
 
-.PHONY: demo test test-minimum comfyui test-comfyui coverage lint docs bench-core clean
+.PHONY: demo test test-minimum comfyui test-comfyui test-serving coverage lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in a separate environment
 	$(PYTHON) comfyui/install.py build/comfyui || test $$? -eq 3
 	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 		build/comfyui/venv/bin/python -m pytest -o filterwarnings=default comfyui/tests
+
+test-serving:  ## thg in a real SGLang-Diffusion, in a separate environment of several gigabytes; skipped if it cannot be installed
+	$(PYTHON) tests/serving_engines/install.py build/serving/sglang || test $$? -eq 3
+	test ! -e build/serving/sglang/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		build/serving/sglang/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
+		tests/serving_engines
 
 coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/coverage run --source=src/thg -m pytest -q tests/core \

@@ -74,7 +74,9 @@ class Model:
         plain, _, _ = self.latents(scheduler, steps, scale, False)
         wanted = self.pictures(plain)
         cell: dict[str, Any] = {"model": self.name, "scheduler": scheduler, "steps": steps, "guidance_scale": scale}
-        plans: dict[str, Any] = {"default": None} if other is None else {"default": None, f"{other:.0%}": other}
+        plans: dict[str, Any] = {"default": thg.within()}
+        if other is not None:
+            plans[f"{other:.0%}"] = other
         for name, plan in plans.items():
             latents, share, estimated = self.latents(scheduler, steps, scale, plan)
             wrong = (latents - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)

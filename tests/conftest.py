@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections import Counter
 
 import pytest
@@ -15,12 +18,15 @@ from hypothesis import settings
 settings.register_profile("thg", deadline=None, max_examples=60)
 settings.load_profile("thg")
 
+os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test finds what was tuned outside, or leaves any
+atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
+
 
 LONGEST = (  # files that take half a minute and more: they start first, so that no worker ends up with one alone
     *("adapter/test_enable.py", "adapter/test_families.py", "device/test_device.py", "test_docs.py"),
-    *("test_examples.py", "adapter/test_caches.py", "adapter/test_any_pipeline.py", "release/test_wheel.py"),
+    *("test_examples.py", "adapter/test_caches.py", "pipelines/test_leaping.py", "release/test_wheel.py"),
     *("bench/test_runner.py", "bench/test_stages.py", "models/test_training.py", "studio/test_page.py"),
-    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_learn.py"),
+    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_own_pipelines.py"),
 )
 
 

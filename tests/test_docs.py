@@ -104,6 +104,20 @@ def test_the_reference_has_every_public_name(site):
     assert not public - site["api.html"].anchors
 
 
+def test_the_reference_is_current_and_can_be_read_on_a_code_host():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        made = importlib.import_module("make_reference")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    remedy = "write python docs/make_reference.py"
+    assert (ROOT / "docs" / "api.md").read_text() == made.reference(), remedy
+    extending = (ROOT / "docs" / "extending.md").read_text()
+    assert extending == made.extending(extending), remedy
+    assert extending.count("<!-- from examples/") == extending.count("<!-- from ") == 4
+    assert not [page.name for page in PAGES if re.search(r"^(::: |--8<--)", page.read_text(), re.MULTILINE)]
+
+
 # -- what it says of the code
 
 

@@ -25,7 +25,7 @@ LAYERS = [
     {"profiles"},
     {"adapter"},
     {"pipelines"},
-    {"calibration", "models", "prompts", "counting"},
+    {"calibration", "models", "prompts", "counting", "serving"},
     {"media"},
     {"plots"},
     {"bench"},

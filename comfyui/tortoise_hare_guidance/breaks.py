@@ -6,6 +6,7 @@ end at a noise level.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from collections.abc import Iterator
@@ -37,9 +38,10 @@ def _active(condition: list[dict[str, Any]], sigma: float) -> tuple[Any, ...]:
 def _limits(function: Any) -> Iterator[float]:
     """The noise levels at which a patch begins or ends: variables or attributes with "sigma" in their names."""
     found = dict(getattr(getattr(function, "__self__", function), "__dict__", {}))
-    if hasattr(function, "__code__"):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found |= {name: cell.cell_contents for name, cell in cells if "sigma" in name}
+    code = getattr(function, "__code__", None)
+    for name, cell in zip(code.co_freevars if code else (), getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # a variable without a value yet
+            found[name] = cell.cell_contents
     for name, value in found.items():
         if "sigma" in name and isinstance(value, numbers.Real) and not isinstance(value, bool):
             yield float(value)

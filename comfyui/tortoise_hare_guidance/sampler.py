@@ -88,11 +88,12 @@ class DryRun:
         """The final state of the sampler with `answer` in place of one of the network's outputs, and 0 of the other."""
         assert self._function is not None
         model = Surrogate(self._guider, self._schedule, answer, output)
-        given: dict[str, Any] = {"model_options": {}, "seed": self._seed, "denoise_mask": None}
+        options: dict[str, Any] = {"transformer_options": {"sample_sigmas": self._sigmas}}
+        given = {"model_options": options, "seed": self._seed, "denoise_mask": None}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            options = {"extra_args": given, "callback": None, "disable": True, **self._noise(start), **self._options}
-            final: Tensor = self._function(model, start, self._sigmas.clone(), **options)
+            more = {"extra_args": given, "callback": None, "disable": True, **self._noise(start), **self._options}
+            final: Tensor = self._function(model, start, self._sigmas.clone(), **more)
         self._own_formula |= model.own_formula
         return final
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .breaks import state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
-from .core.plans.estimate import CORRECTED, UNKNOWN, Estimate
+from .core.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from .core.plans.leaps import Leaps
 from .core.plans.plan import EVALUATED, SKIPPED
 from .guards import obstacle
@@ -118,7 +118,7 @@ class Session:
         self._calls, runs = dry.run()
         run = runs[0]
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
-        share = CORRECTED if run.response is not None and plan.corrector else UNKNOWN
+        share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
         self._leaps = [Leaps(plan, run, Estimate(share)) for run in runs]
         if self.settings.corrector and run.response is None:
             self.note = f"not corrected: {run.no_response}"

@@ -4,35 +4,19 @@ import pickle
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
-from thg.bench.inputs import files_below, read_references
+from thg.bench.inputs import files_below
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.metrics.judge import JudgeFrechet
 from thg.prompts import DataError
 
 
-def save_pictures(folder, sizes):
-    folder.mkdir(exist_ok=True)
-    for number, size in enumerate(sizes):
-        Image.new("RGB", size, (number, 0, 255)).save(folder / f"{number:03}.png")
-    return folder
-
-
-def test_pictures_of_all_sizes_come_in_one_batch_and_broken_ones_are_left_out(tmp_path):
-    folder = save_pictures(tmp_path / "pictures", [(8, 6)] * 3 + [(4, 4)] * 2)
-    (folder / "002.png").write_bytes((folder / "002.png").read_bytes()[:40])
-    (folder / "sub").mkdir()
-    Image.new("L", (4, 4), 77).save(folder / "sub" / "grey.JPG")
-    (folder / "notes.txt").write_text("not a picture")
-    paths = files_below(folder)
-    assert len(paths) == 6
-    places, batch = read_references(paths)
-    assert places == [0, 1, 3, 4, 5]
-    assert [tuple(picture.shape) for picture in batch.samples] == [(3, 6, 8)] * 2 + [(3, 4, 4)] * 3
-    assert batch.samples[1][:, 0, 0].tolist() == [1, 0, 255]
-    assert read_references([folder / "002.png"]) == ([], None)
+def test_files_below_a_folder_in_the_order_of_their_names(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("b.png", "sub/a.JPG", "a.wav", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    assert [path.name for path in files_below(tmp_path)] == ["a.wav", "b.png", "a.JPG"]
 
 
 def test_statistics_there_and_back(tmp_path):

@@ -36,7 +36,7 @@ def test_fresh_shares_the_reference_and_counts_from_zero():
         name = "pixels"
 
     metric = Pixels(lambda batch: batch.pictures()[:, :, 0, 0])
-    metric.add_reference(Batch(pictures(20)))
+    metric.use_rows(torch.cat(metric.measure(Batch(pictures(20)))))
     metric.update(Batch(pictures(20, seed=1)))
     other = metric.fresh()
     assert other.compute() is None

@@ -69,8 +69,7 @@ def test_a_metric_with_references_in_batches_or_as_statistics():
     references, samples = torch.rand(40, 3, 4, 4, generator=generator), torch.rand(30, 3, 4, 4, generator=generator)
     metric = Pixels(first_pixels)
     assert metric.compute() is None
-    for part in torch.split(references, 16):
-        metric.add_reference(Batch(part))
+    metric.use_rows(torch.cat([row for part in torch.split(references, 16) for row in metric.measure(Batch(part))]))
     assert metric.compute() is None
     metric.update(Batch(samples[:10]))
     metric.update(Batch(samples[10:]))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_in, sample_file, save_model, values
+from thg.bench import metrics
 from thg.bench.config import parse_config
 from thg.bench.report import Measured, Row, rebuild_report, table
 from thg.bench.samples import open_picture
@@ -18,6 +20,7 @@ from thg.cli import main
 from thg.plots.frontier import Point, draw_frontier, family
 from thg.plots.sheet import Column, most_different, sheet
 
+STATISTICS = Path(metrics.__file__).parent / "judge_reference.safetensors"
 PUBLISHED = {"nfe": 70, "psnr": 24.16}
 
 
@@ -163,19 +166,14 @@ def test_a_score_that_was_not_taken_is_taken_from_the_files(home, tmp_path):
     assert on_floats - 6 < from_files < on_floats  # rounding to bytes adds to the difference
 
 
-def test_set_metrics_take_references_from_a_folder_and_skip_broken_files(home, finished):
-    pytest.importorskip("scipy")
+def test_set_metrics_take_their_reference_from_a_file(home, finished):
     config, path, _ = finished
-    references = home / "references"
-    references.mkdir()
-    for i in range(4):
-        Image.fromarray(np.full((32, 32), 40 * i, np.uint8)).save(references / f"{i}.png")
-    (references / "broken.png").write_bytes(b"not a picture")
-    changes = {"metrics": ["judge_frechet"], "references": {"folder": str(references)}}
-    found = measured(parse_config({**config.source, **changes}, home), path)
+    given = {**config.source, "metrics": ["judge_frechet"]}
+    assert "[references] with statistics.judge_frechet" in measured(parse_config(given, home), path).skipped[0][1]
+    given["references"] = {"statistics": {"judge_frechet": str(STATISTICS)}}
+    found = measured(parse_config(given, home), path)
     assert not found.skipped
     assert found.rows[0].metrics["judge_frechet"] > 0
-    assert found.notes == ["1 of 5 reference files could not be read and were skipped"]
 
 
 # -- bad input

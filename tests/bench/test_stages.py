@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
-from thg.bench import samples
+from thg.bench import metrics, samples
 from thg.bench.config import load_config, override
 from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
@@ -22,6 +23,7 @@ from thg.bench.store import RunFolderError
 from thg.cli import main
 from thg.processes import Shard
 
+STATISTICS = Path(metrics.__file__).parent / "judge_reference.safetensors"
 METRICS = ["psnr", "judge_accuracy", "judge_frechet"]
 
 
@@ -43,7 +45,7 @@ def config(home, **changes):
         "metrics": METRICS,
         "model": {"source": str(home / "model"), "call": {"height": 32, "width": 32}},
         "prompts": {"file": "pairs.csv", "column": "caption"},
-        "references": {"folder": "references", "file": "{id}.png"},
+        "references": {"folder": "references", "file": "{id}.png", "statistics": {"judge_frechet": str(STATISTICS)}},
         "count": 4,
         "batch_size": 2,
     }
@@ -67,7 +69,7 @@ def test_scores_and_features_lie_beside_the_samples_and_are_not_taken_again(home
     run = run_in(config(home), home / "finished")
     before = files(run)
     names = {path.parent.name.partition("-")[0] for path in before if "measured" in path.parts}
-    assert names == {"psnr", "judge_accuracy", "judge_features"}
+    assert names == {"psnr", "judge_accuracy", "judge_frechet"}
     monkeypatch.setattr(MeanMetric, "measure", None)  # would fail if a network ran again
     assert rebuild_report(home / "finished", progress=silent) == finished
     assert files(run) == before
@@ -102,6 +104,19 @@ def test_references_are_those_of_the_prompts_and_missing_ones_are_named(home, ca
     assert main(["bench", "--config", str(file), "--out", str(home / "lacking"), "--check"]) == 1
     assert "missing: 2 of 8 reference files are missing" in capsys.readouterr().out
     assert not (home / "lacking").exists()
+
+
+def test_the_check_lists_everything_that_is_missing(home, tmp_path, capsys):
+    """Model, prompts and packages in one list, each with what to do."""
+    given = config(home).source
+    given |= {"model": {"source": "nobody/nothing"}, "prompts": {"file": "absent.csv"}, "metrics": ["psnr", "lpips"]}
+    file = tmp_path / "absent.toml"
+    file.write_text(toml({**given, "packages": {"lpips": str(tmp_path / "python")}}))
+    assert main(["bench", "--config", str(file), "--out", str(tmp_path / "run"), "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "missing: the model nobody/nothing: hf download nobody/nothing" in said
+    assert "missing: cannot read the prompt file" in said
+    assert "missing: lpips: cannot run" in said
 
 
 # -- the store

@@ -8,8 +8,7 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
-from thg.plans.fidelity import CORRECTOR, SLOPE
-from thg.plans.planners import Planned, guide_maker
+from thg.plans.planners import CORRECTOR, SLOPE, Planned, guide_maker
 from thg.plans.response import Response
 from thg.plans.run import Run
 from thg.profiles.moments import Moments

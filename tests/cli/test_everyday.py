@@ -296,6 +296,17 @@ def test_the_plan_says_that_a_pipelines_scheduler_may_change_it(capsys):
         assert ("a pipeline's own may need other steps" in capsys.readouterr().out) is says
 
 
+def test_the_plan_of_a_pipeline_is_the_one_that_the_run_follows(here, folder, capsys):
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "20", "--scheduler", "dpm"]
+    assert main([*words, "--dry-run"]) == 0
+    name, strip, *_ = capsys.readouterr().out.splitlines()
+    assert name == "DPMSolverMultistepScheduler"
+    assert not list(here.glob("*.png"))
+    assert main(words) == 0
+    assert f"[{thg.Plan.from_dict(history('out.png')['plan']).strip()}]" == strip
+    assert "--plan cfg has none" in fails(capsys, *words, "--dry-run", "--plan", "cfg")
+
+
 def test_the_grids_over_rho_are_indices(capsys):
     assert main(["plan", "eps", "--sweep", "--rho", "1.1"]) == 0
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1.10")]

@@ -190,7 +190,7 @@ def test_the_papers_plan_with_the_scheduler_of_stock_stable_diffusion(model):
     assert sides["thg"]["nfe"] < 75
 
 
-def test_a_run_without_the_corrector_says_so(model):
+def test_a_scheduler_that_adds_noise_is_named(model):
     """Before the run and after it."""
     from diffusers import EulerAncestralDiscreteScheduler
 
@@ -202,6 +202,7 @@ def test_a_run_without_the_corrector_says_so(model):
             heard = finished(client, run_wish())
     finally:
         model.pipe.scheduler = own
-    assert "Without the corrector" in planned["note"]
-    assert "adds noise" in planned["note"]
-    assert "corrector" in heard[-1][1]["note"]
+    assert planned["nfe"] == planned["cfg_nfe"]
+    for note in (planned["note"], heard[-1][1]["note"]):
+        assert "verything" in note
+        assert "adds noise" in note

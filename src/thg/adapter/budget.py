@@ -23,7 +23,8 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
         thg.enable(pipe, planner)
         pipe("a light dress", num_inference_steps=steps)
 
-    It uses the largest number of steps for which the default plan fits. Plain CFG would have half as many.
+    Steps at which nothing runs are nearly free: it uses the largest number of steps, up to 100, for which the default
+    plan fits. Plain CFG would have half as many steps as evaluations.
 
     nfe: evaluations per sample. guidance_scale: as the pipeline will be used; its own default unless set.
     """
@@ -37,7 +38,8 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
     scale = usual_guidance(pipe) if guidance_scale is None else guidance_scale
 
     def run_of(steps: int) -> Run:
-        return replace(known_run(copy.deepcopy(scheduler), steps), guidance_scale=scale)
+        run = known_run(copy.deepcopy(scheduler), steps)
+        return replace(run, guidance_scale=scale, branches=2 if scale > 1 else 1)
 
     return most_steps(nfe, run_of), tapered(nfe)
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
-
 from thg.bench.config import BenchConfig
-from thg.bench.metrics import Batch
 from thg.models import benchmark_prompts
 from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
 
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
-READERS = 4
-"""Threads that decode files."""
 
 
 @dataclass(frozen=True)
@@ -100,22 +91,6 @@ def reference_files(config: BenchConfig) -> ReferenceFiles | None:
 def files_below(folder: Path) -> list[Path]:
     """All pictures and sounds below a folder, in the order of their names."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES | {".wav"})
-
-
-def read_references(paths: Sequence[Path]) -> tuple[list[int], Batch | None]:
-    """The indices of the readable pictures, and these pictures, whose sizes may differ. A broken file is skipped."""
-    with ThreadPoolExecutor(READERS) as pool:
-        pictures = list(pool.map(_read, paths))
-    readable = [index for index, picture in enumerate(pictures) if picture is not None]
-    return readable, Batch([p for p in pictures if p is not None]) if readable else None
-
-
-def _read(path: Path) -> torch.Tensor | None:
-    try:
-        with Image.open(path) as picture:
-            return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).contiguous()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
 
 
 def _digest(text: str) -> str:

@@ -1,6 +1,6 @@
 """Measuring: rows of scores and features for each sample and reference, kept in the store.
 
-Each process measures the batches that it samples, and its part of the references; existing rows are not measured again.
+Each process measures the batches that it samples; existing rows are not measured again.
 Scores against plain CFG are computed on floats when a sample is made, otherwise from the files. Metrics of packages run
 on the files of a complete series.
 """
@@ -11,18 +11,13 @@ import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
-
 from thg.bench.config import BenchConfig
-from thg.bench.inputs import read_references, reference_files
-from thg.bench.metrics import Batch, Metric, PackageMetric, SetMetric, load_metrics
+from thg.bench.inputs import reference_files
+from thg.bench.metrics import Batch, Metric, PackageMetric, load_metrics
 from thg.bench.plugins import code_digest
 from thg.bench.samples import read_pictures
 from thg.bench.store import Series, Store, digest
 from thg.processes import Shard, batches
-
-REFERENCES = 32
-"""Reference files that are measured at a time."""
 
 Progress = Callable[[str], None]
 
@@ -36,7 +31,7 @@ class Measurer:
         names = config.metrics if names is None else names
         loaded = load_metrics(names, device, packages=config.packages, base=config.base)
         self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
-        needs_references = any("set" in metric.needs for metric in self.all)
+        needs_references = any("set" in metric.needs for metric in self.of_packages)
         self.references = reference_files(config) if needs_references else None
 
     @property
@@ -54,23 +49,26 @@ class Measurer:
         hears = isinstance(metric, PackageMetric) and metric.hears
         if hears != sounds:
             return f"it measures {('pictures', 'sounds')[hears]}, and these are {('pictures', 'sounds')[sounds]}"
-        if "set" not in metric.needs or metric.name in self.config.references.statistics:
+        if "set" not in metric.needs:
             return ""
-        if self.references is None:
-            return f"there are no references: write [references] with folder, or statistics.{metric.name}"
-        return self.references.complaint
+        if isinstance(metric, Metric):
+            known = metric.name in self.config.references.statistics
+            return "" if known else f"there is no reference: write [references] with statistics.{metric.name}"
+        return (
+            self.references.complaint if self.references else "there are no references: write [references] with folder"
+        )
 
     # -- samples
 
     def measures(self, is_reference: bool, reference: Series) -> dict[str, Metric]:
-        """The metrics to measure on the samples of a method, by the name of their rows; one for shared rows."""
+        """The metrics to measure on the samples of a method, by the name of their rows."""
         metrics = [metric for metric in self.metrics if not ("pairs" in metric.needs and is_reference)]
         return {self.rows_of(metric, reference): metric for metric in metrics}
 
-    def rows_of(self, metric: Metric, reference: Series | None) -> str:
+    def rows_of(self, metric: Metric, reference: Series) -> str:
         """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
-        compared = reference.key[:8] if reference is not None and "pairs" in metric.needs else ""
-        return "-".join(filter(None, [metric.rows_name, code_digest(type(metric))[:8], compared]))
+        compared = reference.key[:8] if "pairs" in metric.needs else ""
+        return "-".join(filter(None, [metric.name, code_digest(type(metric))[:8], compared]))
 
     def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
@@ -128,37 +126,6 @@ class Measurer:
             values = metric.values(job)
             series.write_numbers(name, values)
         return values
-
-    # -- references
-
-    def reference_measures(self) -> dict[str, SetMetric]:
-        """Set metrics that take their reference from files, one for each kind of rows, by the name of the rows."""
-        known = self.config.references.statistics
-        metrics = [m for m in self.metrics if isinstance(m, SetMetric) and m.name not in known]
-        return {self.rows_of(metric, None): metric for metric in metrics}
-
-    def missing_references(self) -> dict[str, set[int]]:
-        if self.references is None:
-            return {}
-        identity, everything = self.references.identity, set(range(len(self.references.paths)))
-        names = self.reference_measures()
-        return {name: left for name in names if (left := everything - self.store.references(identity, name).done())}
-
-    def measure_references(self, shard: Shard, progress: Progress) -> None:
-        """This process's part of the references."""
-        if self.references is None or not (missing := self.missing_references()):
-            return
-        identity, paths = self.references.identity, self.references.paths
-        units = [u for u in shard.of(batches(len(paths), REFERENCES)) if any({*u} & left for left in missing.values())]
-        clock = Clock(progress, len(units), "of references measured")
-        for unit in units:
-            readable, batch = read_references([paths[index] for index in unit])
-            for name, metric in self.reference_measures().items():
-                rows = [torch.empty(0)] * len(unit)  # a broken file has none
-                for place, row in zip(readable, metric.measure(batch) if batch else [], strict=True):
-                    rows[place] = row
-                self.store.references(identity, name).add(unit, rows)
-            clock.tick()
 
 
 class Clock:

@@ -67,12 +67,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows, (metric, reason) of metrics that could not be measured, and further notes."""
+    """All rows, and (metric, reason) of metrics that could not be measured."""
 
     rows: list[Row]
     directions: Mapping[str, str]
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def ideal(self, row: Row) -> float | None:
         """The speed-up over plain CFG that follows from the evaluations."""
@@ -85,28 +84,13 @@ class Measured:
 
 def reduce_rows(run: BenchmarkRun, measurer: Measurer) -> Measured:
     """Every method's numbers."""
-    notes = _use_references(measurer)
+    for metric in measurer.metrics:
+        if isinstance(metric, SetMetric):
+            metric.use_statistics(read_statistics(run.config.references.statistics[metric.name]))
     reference = run.series()[run.config.reference_method.name]
     rows = [_row(run, method, measurer, reference) for method in run.config.methods]
     directions = {metric.name: metric.direction for metric in measurer.all}
-    return Measured(rows, directions, list(dict.fromkeys(measurer.skipped)), notes)
-
-
-def _use_references(measurer: Measurer) -> list[str]:
-    """Sets the references of set metrics; returns notes on skipped reference files."""
-    statistics, notes = measurer.config.references.statistics, []
-    for metric in measurer.metrics:
-        if not isinstance(metric, SetMetric):
-            continue
-        if metric.name in statistics:
-            metric.use_statistics(read_statistics(statistics[metric.name]))
-        elif measurer.references is not None:
-            files = measurer.store.references(measurer.references.identity, measurer.rows_of(metric, None))
-            metric.use_rows(files.read(range(len(measurer.references.paths))))
-            counts = [len(rows) for rows in files.by_sample().values()]
-            if broken := counts.count(0):
-                notes.append(f"{broken} of {len(counts)} reference files could not be read and were skipped")
-    return list(dict.fromkeys(notes))
+    return Measured(rows, directions, list(dict.fromkeys(measurer.skipped)))
 
 
 def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Series) -> Row:
@@ -246,7 +230,7 @@ def write_report(run: BenchmarkRun, measurer: Measurer, device: str = "cpu") -> 
     config, path = run.config, run.folder.path
     measured = reduce_rows(run, measurer)
     about = environment(device)
-    notes = [f"{note}." for note in measured.notes]
+    notes = []
     try:
         frontier = draw_frontier(_points(measured), path / "frontier.png", config.title)
     except MissingExtraError as error:
@@ -310,7 +294,6 @@ def _document(config: BenchConfig, measured: Measured, about: dict[str, str]) ->
         "samples": config.count,
         "methods": rows,
         "missing": dict(measured.skipped),
-        "notes": measured.notes,
         "config": config.source,
     }
 

@@ -9,7 +9,6 @@
                                                series that were timed in turns have the same name
     STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
     STORE/series/<key>/measured/<name>.json    numbers that a package has measured on the files
-    STORE/references/<key>/measured/<name>/*   the same for reference files
     STORE/prepared/<key>.json                  results of the preparation (a threshold, a plan), or why it failed
     RUN/config.json                            the configuration, and the path of its store
 
@@ -161,10 +160,6 @@ class Store:
     def series(self, what: Mapping[str, Any]) -> Series:
         """The series of samples with these settings."""
         return Series(self.path / "series" / digest(what), what)
-
-    def references(self, what: Mapping[str, Any], name: str) -> RowFiles:
-        """Rows measured on reference files."""
-        return RowFiles(self.path / "references" / digest(what) / "measured" / name)
 
     def prepared(self, what: Mapping[str, Any]) -> dict[str, Any]:
         return read_json(self.path / "prepared" / f"{digest(what)}.json") or {}

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override
 from thg.bench.inputs import reference_files
-from thg.bench.measure import Measurer
+from thg.bench.keys import weights
+from thg.bench.metrics import load_metrics
 from thg.bench.report import write_report
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
 from thg.processes import find_shard
+from thg.prompts import DataError
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             print(name + text, file=sys.stderr, flush=True)
 
-    benchmark = BenchmarkRun.start(config, folder, args.store)
     if args.check:
-        return _check(benchmark)
+        return _check(config, folder, args.store)
+    benchmark = BenchmarkRun.start(config, folder, args.store)
     pipelines.quiet()
     make_samples(benchmark, shard, progress)
     measurer = measure_samples(benchmark, shard, progress)
@@ -53,21 +55,25 @@ def evaluations(config: BenchConfig) -> int:
     return round(config.count * sum(each))
 
 
-def _check(benchmark: BenchmarkRun) -> int:
-    """Reports what is available and what is missing, before anything runs."""
-    config = benchmark.config
-    missing = []
-    print(
-        f"{len(benchmark.prompts.prompts)} prompts, {config.count} of them sampled with {len(config.methods)} methods"
-    )
-    count = evaluations(config)
+def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
+    """Reports what is available, and everything that is missing, before anything runs."""
+    count, missing = evaluations(config), []
     print(f"about {f'{count / 1e6:.3g} million' if count >= 1e6 else f'{count:,}'} network evaluations in all")
-    references = reference_files(config)
-    if references is not None:
-        missing += [references.complaint] if references.complaint else []
-        print(f"{len(references.paths)} references in {references.folder}")
-    missing += [f"{name}: {reason}" for name, reason in Measurer(config, benchmark.store, "cpu").skipped]
-    print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store.path}")
+    if not weights(config.model):
+        missing.append(f"the model {config.model.source}: hf download {config.model.source}")
+    try:
+        benchmark = BenchmarkRun.start(config, folder, store)
+        sampled = f"{config.count} of them sampled with {len(config.methods)} methods"
+        print(f"{len(benchmark.prompts.prompts)} prompts, {sampled}")
+        print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store.path}")
+        references = reference_files(config)
+        if references is not None:
+            missing += [references.complaint] if references.complaint else []
+            print(f"{len(references.paths)} references in {references.folder}")
+    except DataError as error:
+        missing.append(str(error))
+    loaded = load_metrics(config.metrics, packages=config.packages, base=config.base)
+    missing += [f"{name}: {reason}" for name, reason in loaded.skipped]
     for what in missing:
         print(f"missing: {what}")
     return 1 if missing else 0

@@ -17,6 +17,8 @@ from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
 from thg.models.garments import KNOWN_WORDS, knows
 from thg.models.pretrained import sampling_rate
+from thg.pipelines import preview
+from thg.plans.planners import Choice
 from thg.prompts import read_prompts as read_file
 
 
@@ -28,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
     pipe = pipelines.load(args)
     if args.out is not None:
         files.check_format(args.out, expected_kind(pipe))
+    if args.dry_run:
+        print(_preview(args, pipe, plan))
+        return 0
     if unknown := [prompt for prompt in prompts if args.model in pipelines.SHIPPED and not knows(prompt)]:
         print(f"thg generate: {unknown[0]!r} has no word that this model knows; {KNOWN_WORDS}", file=sys.stderr)
     how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
@@ -63,6 +68,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     if not prompts:
         raise THGError('there is no prompt; write thg generate "a dark ankle boot", or --prompts FILE')
     return prompts
+
+
+def _preview(args: argparse.Namespace, pipe: Any, plan: Choice | bool) -> str:
+    """The plan for this pipeline, with its scheduler; nothing runs."""
+    if args.image is not None:
+        raise THGError("--dry-run does not know how many steps --strength leaves: remove --image")
+    if plan is False:
+        raise THGError("--dry-run shows a plan, and --plan cfg has none: every step is evaluated")
+    choice = None if plan is True else plan
+    steps, scale = pipelines.steps_of(args, pipe), pipelines.guidance_of(args, pipe)
+    return f"{type(pipe.scheduler).__name__}\n{preview(pipe, choice, steps=steps, guidance_scale=scale)}"
 
 
 def _check_out(args: argparse.Namespace, count: int) -> None:

@@ -63,6 +63,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enlarge", type=whole_number(1), default=1, metavar="N", help="each pixel N times as wide and high"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan that the run would follow, and end")
     parser.add_argument(
         "--plan",
         default="default",

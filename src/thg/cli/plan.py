@@ -20,8 +20,8 @@ from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
 
 SHIPPED = sorted(path.parent.name for path in SHIPPED_PROFILES.glob("*/profile.json"))
 SCHEDULER = (
-    "(for a scheduler of first order with even steps; a pipeline's own may need other steps: thg generate and "
-    "thg.summary show the plan of a run)"
+    "(for a scheduler of first order with even steps; a pipeline's own may need other steps: thg generate --dry-run "
+    "prints its plan)"
 )
 SWEEP = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
 
@@ -87,7 +87,8 @@ def _refuse_conflicts(args: argparse.Namespace, profile: Profile | None) -> None
 def _shown(plan: Plan, profile: Profile | None) -> list[str]:
     lines = [f"num_inference_steps={plan.steps}"] if profile is None else [repr(profile)]
     settings = f"hare order {plan.hare_order}, boost {plan.boost:g}, corrector {plan.corrector:g}"
-    evaluated = f"evaluates both branches at {', '.join(map(str, _evaluated(plan)))}"
+    runs = "everything runs" if plan.skips == "network" else "both branches run"
+    evaluated = f"{runs} at {', '.join(map(str, _evaluated(plan)))}"
     return [*lines, str(plan), settings, evaluated]
 
 

@@ -40,7 +40,7 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
         return pipe
     disable(pipe)
     if isinstance(maker, Planned) and maker.skips == "network":
-        enable_leaps(pipe, maker)
+        enable_leaps(pipe, maker, tuned=plan is None)
     else:
         enable_guide(pipe, maker, own)
     return pipe

@@ -19,11 +19,8 @@ from thg.pipelines.remembered import remembered
 from thg.pipelines.run import LeapingRun
 from thg.pipelines.watch import networks_of
 from thg.plans.guide import GuideMaker
-from thg.plans.planners import Planned, guide_maker
+from thg.plans.planners import Planned
 from thg.plans.report import Summary
-
-DEFAULT = guide_maker(None)  # for which a result of `thg.tune` is used, if there is one
-
 
 Networks = Callable[[Any], dict[torch.nn.Module, str]]
 """The networks of a pipeline that are patched, with their names."""
@@ -102,12 +99,12 @@ class EnabledPipeline:
 # -- the two ways to follow a plan
 
 
-def enable_leaps(pipe: Any, planned: Planned) -> None:
-    """Enables leaps of the whole network."""
+def enable_leaps(pipe: Any, planned: Planned, *, tuned: bool) -> None:
+    """Enables leaps of the whole network. tuned: a result of `thg.tune` is used instead, if there is one."""
 
     def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> patch.OpenRun:
-        tuned = remembered(pipe) if planned == DEFAULT else None
-        return LeapingRun(owner, pipe, planned if tuned is None else Planned(tuned))
+        found = remembered(pipe) if tuned else None
+        return LeapingRun(owner, pipe, planned if found is None else Planned(found))
 
     EnabledPipeline(pipe, planned, _denoising_networks, start)
 

@@ -66,7 +66,9 @@ def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
     if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
         instead = "the plan is uncertain" if spec.rho is not None else "the plan is that of models without a profile"
         notes.append(f"Far from the profile's settings ({far}): {instead}.")
-    if plan.corrector and run.response is None:
+    if run.adds_noise and plan.skips == "network":
+        notes.append("Everything is evaluated: the scheduler adds noise at every step, and noise cannot be predicted.")
+    elif plan.corrector and run.response is None:
         notes.append(f"Without the corrector: {run.no_response}.")
     return " ".join(notes)
 

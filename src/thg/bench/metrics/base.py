@@ -120,7 +120,7 @@ def _check(pictures: torch.Tensor) -> None:
 
 Direction = Literal["higher", "lower"]
 Need = Literal["pairs", "set", "prompts"]
-"""pairs: `Batch.references`; set: `add_reference` or `use_statistics`; prompts: `Batch.prompts`."""
+"""pairs: `Batch.references`; set: `use_rows` or `use_statistics`; prompts: `Batch.prompts`."""
 
 MetricT = TypeVar("MetricT", bound="Metric")
 
@@ -128,14 +128,12 @@ MetricT = TypeVar("MetricT", bound="Metric")
 class Metric(ABC):
     """A number computed from many pictures. Abstract; see the module's docstring for its use.
 
-    needs: what it needs besides the pictures. stored_as: the name of the rows in a store; metrics on the features of
-    one network share it.
+    needs: what it needs besides the pictures.
     """
 
     name: ClassVar[str]
     direction: ClassVar[Direction]
     needs: ClassVar[frozenset[Need]] = frozenset()
-    stored_as: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []
@@ -147,10 +145,6 @@ class Metric(ABC):
     @abstractmethod
     def reduce(self, rows: torch.Tensor) -> float | None:
         """The number from the rows of all pictures, or None when there are too few."""
-
-    @property
-    def rows_name(self) -> str:
-        return self.stored_as or self.name
 
     def update(self, batch: Batch) -> None:
         """Count one batch."""
@@ -214,8 +208,7 @@ class LastSeen(Generic[Seen]):
 class SetMetric(Metric):
     """A distance between the set of pictures and a set of references, in the features of a network.
 
-    The references come in batches (`add_reference`), as rows (`use_rows`) or from a statistics file
-    (`use_statistics`). Lower is better.
+    The reference comes as rows (`use_rows`) or from a statistics file (`use_statistics`). Lower is better.
     """
 
     direction = "lower"
@@ -224,20 +217,14 @@ class SetMetric(Metric):
     def __init__(self, embed: Embedder):
         super().__init__()
         self._embed = embed
-        self._reference_rows = torch.empty(0)
 
     def measure(self, batch: Batch) -> list[torch.Tensor]:
         with torch.inference_mode():
             return list(torch.split(self._embed(batch).float().cpu(), 1))
 
-    def add_reference(self, batch: Batch) -> None:
-        """Count one batch of references."""
-        before = [self._reference_rows] if len(self._reference_rows) else []
-        self.use_rows(torch.cat([*before, *self.measure(batch)]))
-
+    @abstractmethod
     def use_rows(self, rows: torch.Tensor) -> None:
         """Take the reference from the rows of all its pictures."""
-        self._reference_rows = rows
 
     @abstractmethod
     def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:

@@ -62,7 +62,6 @@ class FrechetMetric(SetMetric):
         self._reference: Gaussian | None = None
 
     def use_rows(self, rows: torch.Tensor) -> None:
-        super().use_rows(rows)
         self._reference = Gaussian.of(rows) if len(rows) > 1 else None
 
     def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:

@@ -63,7 +63,6 @@ class JudgeFrechet(FrechetMetric):
     """Frechet distance in the judge's features."""
 
     name = "judge_frechet"
-    stored_as = "judge_features"
 
 
 def judge_metrics(judge: Judge) -> list[Metric]:

@@ -8,6 +8,7 @@ or older versions of numpy and transformers, and may live in an environment of t
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -37,18 +38,28 @@ def lpips(job: Job) -> list[float]:
 
 def fid(job: Job) -> list[float]:
     """Heusel et al., 2017, with the resizing of clean-fid (Parmar et al., 2022)."""
-    from cleanfid import fid as package  # type: ignore[import-not-found, unused-ignore]
-
-    with _folders(job) as (samples, references):
-        return [float(package.compute_fid(samples, references, mode="clean", num_workers=0, verbose=False))]
+    return _clean_fid(job, "FID")
 
 
 def kid(job: Job) -> list[float]:
     """Binkowski et al., 2018."""
+    return _clean_fid(job, "KID")
+
+
+def _clean_fid(job: Job, kind: str) -> list[float]:
+    """The references are measured once; the package keeps their statistics under a name."""
+    import torch
     from cleanfid import fid as package  # type: ignore[import-not-found, unused-ignore]
 
+    how = {"mode": "clean", "num_workers": 0, "verbose": False}
+    how["device"] = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    files = json.dumps([(path, os.path.getsize(path)) for path in job["references"]])
+    name = f"thg_{hashlib.sha256(files.encode()).hexdigest()[:16]}"
     with _folders(job) as (samples, references):
-        return [float(package.compute_kid(samples, references, mode="clean", num_workers=0, verbose=False))]
+        if not package.test_stats_exists(name, "clean", metric=kind):
+            package.make_custom_stats(name, references, **how)
+        compute = package.compute_fid if kind == "FID" else package.compute_kid
+        return [float(compute(samples, dataset_name=name, dataset_split="custom", use_dataparallel=False, **how))]
 
 
 def clip_score(job: Job) -> list[float]:

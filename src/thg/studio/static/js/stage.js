@@ -78,7 +78,7 @@ export const worst = (errors) => percent(Math.max(...errors));
 export function remark({ sides, note, estimated_error, plan }) {
   const saved = (name) => 1 - sides.thg[name] / sides.plain[name];
   const slow = !sides.plain.remembered && saved("seconds") < saved("nfe") / 2;
-  const target = plan.error ? `, for a target of ${percent(plan.error)}` : "";
+  const target = plan?.error ? `, for a target of ${percent(plan.error)}` : "";
   const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}${target}.` : "";
   const why = "Less time was saved than evaluations: a network this small takes nearly as long for half a batch.";
   return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");

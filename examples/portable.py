@@ -1,0 +1,226 @@
+"""The whole method without any dependency: a table of weights for a sampler, from its noise levels.
+
+    python examples/portable.py
+
+A sampler that is linear in the network's outputs needs nothing else from thg: at each step it gets the sum of these
+weights times the outputs that were evaluated so far. docs/portable.md explains each function; the file of test vectors
+has the constants and the results to expect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Vector = list[float]
+Step = Callable[[int, Vector, Vector], Vector]  # (index, state, output of the network) -> the next state
+
+VECTORS = Path(__file__).parents[1] / "docs" / "test_vectors.json"
+LONGEST_LEAP, NEGLIGIBLE = 8, 0.05
+
+
+# -- samplers: how far a step moves the state, from the noise level sigma / alpha before and after it
+
+
+def added(a: float, x: Vector, b: float, y: Vector) -> Vector:
+    return [a * p + b * q for p, q in zip(x, y, strict=True)]
+
+
+def euler(levels: Sequence[float]) -> Step:
+    """Euler on the state x0 + sigma noise, and flow matching's Euler, whose levels are its sigmas."""
+    return lambda i, x, output: added(1.0, x, levels[i + 1] - levels[i], output)
+
+
+def ddim(levels: Sequence[float]) -> Step:
+    alphas = [1 / math.hypot(1, level) for level in levels]
+    return lambda i, x, output: added(alphas[i + 1] / alphas[i], x, alphas[i + 1] * (levels[i + 1] - levels[i]), output)
+
+
+def dpmpp_2m(levels: Sequence[float]) -> Step:
+    """DPM++ 2M; its first and last steps are of first order."""
+    alphas = [1 / math.hypot(1, level) for level in levels]
+    before: list[Vector] = []  # the predicted data of the step before
+
+    def step(i: int, x: Vector, output: Vector) -> Vector:
+        alpha, then = alphas[i], alphas[i + 1]
+        data = added(1 / alpha, x, -levels[i], output)
+        ratio = levels[i + 1] / levels[i]  # exp(-h)
+        used = data
+        if before and levels[i + 1] > 0:
+            r = math.log(levels[i - 1] / levels[i]) / -math.log(ratio)
+            used = added(1 + 0.5 / r, data, -0.5 / r, before[0])
+        before[:] = [data]
+        return added(ratio * then / alpha, x, then * (1 - ratio), used)
+
+    return step
+
+
+SAMPLERS: dict[str, Callable[[Sequence[float]], Step]] = {
+    "ddim": ddim,
+    "euler": euler,
+    "flow_euler": euler,
+    "dpmpp_2m": dpmpp_2m,
+}
+
+
+def response(step: Step, steps: int) -> list[Vector]:
+    """Row n: the state after step n, started at zero, if the output of step k is the k-th unit vector."""
+    rows, state = [], [0.0] * steps
+    for n in range(steps):
+        state = step(n, state, [float(k == n) for k in range(steps)])
+        rows.append(state)
+    return rows
+
+
+# -- the plan: at which steps the network runs
+
+
+def evaluations(steps: int, error: float, order: int, prior: dict[str, Any]) -> int:
+    count = prior["evaluations"] * (0.01 / error) ** (1 / prior["order"]) * steps / (steps + prior["short_run"])
+    count *= prior["second_order"] if order > 1 else 1.0
+    return min(steps, max(prior["fewest"], math.floor(count + 0.5)))
+
+
+def grid(count: int, sizes: Vector, prior: dict[str, Any]) -> list[int]:
+    """The steps that are evaluated. sizes: how far each step moves the network's input, per unit of its output."""
+    steps, first = len(sizes), min(prior["first"], count - 1)
+    if count >= steps or first < 1:
+        return list(range(min(count, steps)))
+    by_index = [tapering((i + 0.5) / steps, prior) for i in range(steps)]
+    total, covered, by_distance = sum(sizes), 0.0, []
+    for size in sizes:
+        by_distance.append(tapering((covered + size / 2) / total, prior) * size)
+        covered += size
+    density = [a / sum(by_index) + b / sum(by_distance) for a, b in zip(by_index, by_distance, strict=True)]
+    inner = lightest(density[first - 1 :], count - first + 1, prior)
+    return [*range(first - 1), *(first - 1 + i for i in inner)]
+
+
+def tapering(x: float, prior: dict[str, Any]) -> float:
+    (start, over), (end, under) = prior["start"], prior["end"]
+    return float(1 + start * math.exp(-((x / over) ** 2)) + end * math.exp(-(((1 - x) / under) ** 2)))
+
+
+def lightest(density: Vector, count: int, prior: dict[str, Any]) -> list[int]:
+    """`count` steps from the first to the last whose leaps have the least total weight, by dynamic programming."""
+    steps, total = len(density), sum(density)
+    longest = min(steps - 1, LONGEST_LEAP * steps // count)
+
+    def weight(begin: int, end: int) -> float:
+        if end - begin == 1:
+            return 0.0  # nothing is predicted
+        share = sum(density[begin:end]) / total
+        return float(share ** prior["power"] * (prior["outer"] if end == steps - 1 else 1.0))
+
+    best: list[tuple[float, list[int]]] = [(0.0, [0])] + [(math.inf, [])] * (steps - 1)
+    for _ in range(count - 1):
+        best = [
+            min(
+                (
+                    (best[b][0] + weight(b, end), [*best[b][1], end])
+                    for b in range(end - 1, max(end - longest, 0) - 1, -1)
+                ),
+                key=lambda found: found[0],
+                default=(math.inf, []),
+            )
+            for end in range(steps)
+        ]
+    return best[-1][1]
+
+
+# -- predictions and corrections
+
+
+def places(times: Sequence[float]) -> list[int]:
+    """The position of each step: its index. Steps with the same time (some schedules round it) share one."""
+    distinct = list(dict.fromkeys(times))
+    return [distinct.index(time) for time in times]
+
+
+def line(nodes: Sequence[int], at: int, place: Sequence[int], slope: float) -> dict[int, float]:
+    """The weights of the last two evaluations in a prediction."""
+    before, last = nodes
+    w = slope * (place[at] - place[last]) / (place[last] - place[before])
+    return {before: -w, last: 1 + w}
+
+
+def parabola(nodes: Sequence[int], at: int, place: Sequence[int]) -> dict[int, float]:
+    """The weights of three evaluations in the parabola through them."""
+    return {n: math.prod((place[at] - place[m]) / (place[n] - place[m]) for m in nodes if m != n) for n in nodes}
+
+
+def gains(matrix: list[Vector], start: int, missed: list[dict[int, float]]) -> list[dict[int, float]]:
+    """What to add from the step after a leap on, so that the sampler reaches the states that it has missed.
+
+    missed[k]: the missing weights of the evaluations at step start + k. Row n - 1 of the matrix is the state that step
+    n begins with, so missing[i] belongs to the state after step end + i.
+    """
+    end, nodes = start + len(missed), list(missed[0])
+    missing = [[sum(row[start + k] * m[n] for k, m in enumerate(missed)) for n in nodes] for row in matrix[end:]]
+    negligible = NEGLIGIBLE * max(abs(value) for row in missing for value in row)
+    found: list[Vector] = []
+    for i in range(len(missing)):
+        own = matrix[end + i][end + i]
+        gain = [value / own if own else 0.0 for value in missing[i]]
+        for later, row in enumerate(matrix[end:]):
+            missing[later] = added(1.0, missing[later], -row[end + i], gain)
+        found.append(gain)
+        if all(abs(value) <= negligible for row in missing[i + 1 :] for value in row):
+            final = matrix[-1][end + i]
+            if abs(final) > 0.1 * abs(own):  # the last one makes the final state exact
+                found[-1] = added(1.0, gain, 1 / final, missing[-1])
+            break
+    return [dict(zip(nodes, gain, strict=True)) for gain in found]
+
+
+def table(
+    evaluated: Sequence[int], place: Sequence[int], matrix: list[Vector], prior: dict[str, Any]
+) -> list[dict[int, float]]:
+    """For each step, the weights of the evaluated outputs in what the sampler gets."""
+    rows: list[dict[int, float]] = []
+    corrections: list[dict[int, float]] = [{} for _ in matrix]
+    for step in range(len(matrix)):
+        before = [e for e in evaluated if e < step]
+        if step not in evaluated:
+            rows.append(line(before[-2:], step, place, prior["slope"]))
+            continue
+        rows.append({step: 1.0})
+        if len(before) > 1 and step - before[-1] > 1:
+            missed = []
+            for at in range(before[-1], step):
+                used = line(before[-2:], at, place, prior["slope"])
+                better = parabola((*before[-2:], step), at, place)
+                missed.append({n: prior["corrector"] * (b - used.get(n, 0.0)) for n, b in better.items()})
+            for i, gain in enumerate(gains(matrix, before[-1], missed)):
+                for n, value in gain.items():
+                    corrections[step + i][n] = corrections[step + i].get(n, 0.0) + value
+    for row, correction in zip(rows, corrections, strict=True):
+        for n, value in correction.items():
+            row[n] = row.get(n, 0.0) + value
+    return rows
+
+
+def main(vectors: dict[str, Any]) -> None:
+    prior = vectors["prior"]
+    for case in vectors["cases"]:
+        steps = case["steps"]
+        matrix = response(SAMPLERS[case["sampler"]](case["levels"]), steps)
+        scales = [*case["input_scales"][1:], 1.0]
+        sizes = [abs(matrix[n][n]) * scales[n] for n in range(steps)]
+        evaluated = grid(evaluations(steps, vectors["error"], case["order"], prior), sizes, prior)
+        assert evaluated == case["evaluated"], case["name"]
+        found, expected = table(evaluated, places(case["times"]), matrix, prior), [dict(row) for row in case["weights"]]
+        off = max(
+            abs(row.get(n, 0.0) - want.get(n, 0.0))
+            for row, want in zip(found, expected, strict=True)
+            for n in {*row, *want}
+        )
+        assert off < 1e-4, f"{case['name']}: a weight differs by {off}"
+        print(f"{case['name']}: {len(evaluated)} of {steps} steps, the weights agree within {off:.0e}")
+
+
+if __name__ == "__main__":
+    main(json.loads(VECTORS.read_text()))

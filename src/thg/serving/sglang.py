@@ -1,0 +1,165 @@
+"""SGLang-Diffusion: its own denoising stages, and its backend that runs diffusers pipelines.
+
+`register` is called by SGLang in each of its processes (entry point `sglang.multimodal_gen.plugins`). The state of a
+request lives in the context of its denoising loop, so requests share nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import thg
+from thg.errors import UnsupportedPipelineError
+from thg.serving.request import Report, ServedRun, run_of
+from thg.serving.setting import KEY, ServerSetting, server_setting
+
+logger = logging.getLogger(__name__)
+
+RUNTIME = "sglang.multimodal_gen.runtime"
+STAGE = f"{RUNTIME}.pipelines_core.stages.denoising.DenoisingStage"
+GATE, RUN = "cfg_gate_state", "thg"  # the dictionary of the loop that reaches each prediction, and our key in it
+EXTRA = "diffusers_kwargs"  # the request's parameters that SGLang passes on as they are
+
+
+def register() -> None:
+    """Registers the hooks, if the server is switched on."""
+    setting = server_setting()
+    if setting is None:
+        return
+    from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
+
+    hooks = Hooks(setting)
+    HookRegistry.register(f"{STAGE}.__init__", hooks.announce, HookType.AFTER)
+    HookRegistry.register(f"{STAGE}._init_cfg_gate_state", hooks.begin, HookType.AFTER)
+    HookRegistry.register(f"{STAGE}._predict_noise_with_cfg", hooks.predict, HookType.AROUND)
+    HookRegistry.register(f"{STAGE}._run_denoising_loop", hooks.end, HookType.AFTER)
+    HookRegistry.register(
+        f"{RUNTIME}.pipelines.diffusers_pipeline.DiffusersExecutionStage.forward", hooks.pipeline, HookType.AROUND
+    )
+    HookRegistry.register(f"{RUNTIME}.utils.perf_logger.RequestMetrics.to_dict", add_report, HookType.AFTER)
+
+
+class Hooks:
+    """What runs in SGLang's methods. A hook around a method gets the method first, one after it the result."""
+
+    def __init__(self, setting: ServerSetting) -> None:
+        self._setting = setting
+        self._counters: tuple[Any, Any] | None = None
+
+    # -- SGLang's own stages
+
+    def announce(self, _: None, stage: Any, *args: Any, **kwargs: Any) -> None:
+        """Says once, when the server starts, what happens to a stage."""
+        own = _own_method(type(stage))
+        if own:
+            logger.warning("thg: %s has a method %s of its own and runs as it is", type(stage).__name__, own)
+        else:
+            logger.info(
+                "thg: %s runs with %s", type(stage).__name__, self._setting.default or "what a request asks for"
+            )
+
+    def begin(self, _: None, stage: Any, ctx: Any, batch: Any, server_args: Any) -> None:
+        """A loop begins: its time steps and scheduler are set."""
+        planned = self._setting.of_request(batch.extra.get(EXTRA))
+        if planned is None or ctx.is_warmup or _own_method(type(stage)):
+            return
+        if reason := _obstacle(stage, batch):
+            logger.info("thg: request %s runs as it is: %s", batch.request_id, reason)
+            return
+        branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
+        run = run_of(ctx.scheduler, ctx.timesteps, branches, ctx.extra_step_kwargs)
+        ctx.extra[GATE][RUN] = ServedRun(planned, run)
+
+    def predict(self, original: Callable[..., Any], stage: Any, *args: Any, **kwargs: Any) -> Any:
+        """The guided prediction of a step."""
+        served = (kwargs.get(GATE) or {}).get(RUN)
+        if served is None:
+            return original(stage, *args, **kwargs)
+        return served.step(
+            kwargs["timestep_index"],
+            lambda: original(stage, *args, **kwargs),
+            model=kwargs["current_model"],
+            branches=len(kwargs["cfg_policy"].branches),
+            state=kwargs["latents"],
+        )
+
+    def end(self, _: Any, stage: Any, ctx: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """A loop has ended."""
+        served = (ctx.extra.get(GATE) or {}).pop(RUN, None)
+        if served is not None:
+            self._publish(batch, served.report())
+
+    # -- diffusers pipelines
+
+    def pipeline(self, original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
+        """A call of a diffusers pipeline."""
+        extra = batch.extra.get(EXTRA)
+        planned = self._setting.of_request(extra)
+        if isinstance(extra, dict):
+            extra.pop(KEY, None)  # the pipeline does not know it
+        if planned is None or batch.is_warmup:
+            return original(stage, batch, server_args)
+        pipe = stage.diffusers_pipe
+        try:
+            thg.enable(pipe, planned.planner)
+        except UnsupportedPipelineError as error:
+            logger.warning("thg: request %s runs as it is: %s", batch.request_id, error)
+            return original(stage, batch, server_args)
+        try:
+            result = original(stage, batch, server_args)
+            done = thg.summary(pipe)
+        finally:
+            thg.disable(pipe)
+        ran = tuple(int(count > 0) for count in done.evaluations)
+        error = max(done.estimated_error) if done.estimated_error else None
+        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, error, done.note))
+        return result
+
+    # -- the report
+
+    def _publish(self, batch: Any, report: Report) -> None:
+        logger.info("thg: request %s: %s", batch.request_id, report)
+        if batch.metrics is not None:
+            batch.metrics.thg = report.as_dict()
+        self._count(report)
+
+    def _count(self, report: Report) -> None:
+        """Counts in the server's metrics endpoint, if it has one and this rank publishes there."""
+        from sglang.multimodal_gen.runtime.observability.metrics import get_metrics
+
+        if get_metrics() is None:
+            return
+        if self._counters is None:
+            from prometheus_client import Counter
+
+            self._counters = (
+                Counter("thg:network_evaluations", "Network evaluations that were made."),
+                Counter("thg:network_evaluations_skipped", "Network evaluations that were predicted instead."),
+            )
+        made, skipped = self._counters
+        made.inc(report.evaluations)
+        skipped.inc(report.plain_evaluations - report.evaluations)
+
+
+def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
+    """The metadata of a result, and of the performance log."""
+    return {**result, "thg": metrics.thg} if hasattr(metrics, "thg") else result
+
+
+def _own_method(stage: type) -> str:
+    """A method of the step that a stage has replaced, so that the hooks do not see what reaches its scheduler."""
+    from sglang.multimodal_gen.runtime.pipelines_core.stages.denoising import DenoisingStage
+
+    names = ("_run_denoising_step", "_predict_noise_with_cfg")
+    return next((name for name in names if getattr(stage, name) is not getattr(DenoisingStage, name)), "")
+
+
+def _obstacle(stage: Any, batch: Any) -> str:
+    """Why a request cannot leap, if so."""
+    if getattr(batch, "rollout", False):
+        return "its rollout adds noise at every step"
+    if stage._cache_dit_requested_for_batch(batch) or getattr(batch, "enable_teacache", False):
+        return "a cache inside the network counts its calls"
+    return ""

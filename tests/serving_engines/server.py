@@ -1,0 +1,90 @@
+"""A real server as a process of its own, and requests to it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+STARTS_WITHIN = 600  # seconds: almost all of it are imports
+ANSWERS_WITHIN = 300
+
+
+@dataclass
+class Server:
+    address: str
+    log: Path
+
+    def ask(self, path: str, content: dict[str, Any] | None = None) -> bytes:
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN) as answer:
+            return answer.read()
+
+    def picture(self, **settings: Any) -> np.ndarray:
+        """The picture of a request, between 0 and 1."""
+        answer = json.loads(self.ask("/v1/images/generations", settings))
+        with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
+            return np.asarray(image.convert("L"), dtype=np.float64) / 255
+
+    def reports(self) -> list[tuple[int, int]]:
+        """(evaluations, those of the plain run) of each accelerated request so far, from the log of all ranks."""
+        found = re.findall(r"thg: request \S+: (\d+) of (\d+) network evaluations", self.log.read_text())
+        return [(int(made), int(plain)) for made, plain in found]
+
+
+@contextmanager
+def served(command: list[str], folder: Path, health: str, **environment: str) -> Iterator[Server]:
+    """A server on a free port of this machine. command: ends where the port is expected."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    with server.log.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command, str(port)], stdout=log, stderr=log, env=settings, cwd=folder
+        )
+    try:
+        _wait(server, process, health)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes], health: str) -> None:
+    until = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            server.ask(health)
+            return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(2)
+    raise AssertionError(f"the server did not start:\n{server.log.read_text()[-4000:]}")
+
+
+def decibels(found: np.ndarray, expected: np.ndarray) -> float:
+    """PSNR."""
+    error = float(np.mean((found - expected) ** 2))
+    return float("inf") if error == 0 else -10 * float(np.log10(error))
