@@ -102,14 +102,36 @@ def enabled(source, plan):
 
 def test_in_a_modular_pipeline_it_equals_enable(source):
     plain = modular(source, ClassifierFreeGuidance(guidance_scale=4.0))
-    budget = thg.tapered(0.75)
-    fixed = thg.tapered(0.75, corrector=0.0).plan(thg.Run.of(STEPS))
+    coarse = thg.uniform(nfe=0.75).plan(thg.Run.of(STEPS)).coarse
+    fixed, corrected = (thg.Plan(STEPS, coarse, corrector=corrector) for corrector in (0.0, 0.85))
     found = []
-    for plan, settings in ((fixed, {"plan": fixed}), (budget, {"nfe": 0.75, "scheduler": source.scheduler})):
+    for plan, settings in ((fixed, {"plan": fixed}), (corrected, {"plan": corrected, "scheduler": source.scheduler})):
         found.append(modular(source, thg.TortoiseHareGuidance(guidance_scale=4.0, **settings)))
         np.testing.assert_allclose(found[-1], enabled(source, plan), atol=1e-4)
         assert np.abs(found[-1] - plain).max() > 1e-4
     assert np.abs(found[0] - found[1]).max() > 1e-4  # the corrector acts
+
+
+def test_a_modular_pipeline_is_enabled_like_others(source):
+    pipe = StableDiffusion3AutoBlocks().init_pipeline()
+    parts = {k: v for k, v in source.components.items() if v is not None and k in pipe.component_names}
+    pipe.update_components(**parts, guider=ClassifierFreeGuidance(guidance_scale=4.0))
+    pipe.set_progress_bar_config(disable=True)
+
+    def picture():
+        noise = torch.Generator().manual_seed(0)
+        call = {"height": 32, "width": 32, "num_inference_steps": 12, "output_type": "np"}
+        return np.asarray(pipe(prompt="a bag", negative_prompt="", generator=noise, output="images", **call))
+
+    plain = picture()
+    thg.enable(pipe, thg.tapered(0.75))
+    fewer = picture()
+    summary = thg.summary(pipe)
+    assert (summary.nfe, summary.cfg_nfe) == (18, 24)
+    assert 0 < np.abs(fewer - plain).max() < 0.5
+    np.testing.assert_array_equal(picture(), fewer)
+    thg.disable(pipe)
+    np.testing.assert_array_equal(picture(), plain)
 
 
 def test_with_a_cache_in_the_network_it_equals_enable(source):

@@ -302,7 +302,7 @@ class LeapingRun:
             if loop.leaps.failed_at is not None:
                 yield (
                     f"from step {loop.leaps.failed_at} on everything was evaluated: a prediction had missed by more "
-                    "than the output itself (an unstable scheduler, or conditions that contradict each other)"
+                    "than twice the output itself (an unstable scheduler, or conditions that contradict each other)"
                 )
         for loop in self._loops[-1:]:
             if loop.run.response is None and not loop.run.adds_noise:
