@@ -91,7 +91,7 @@ def test_marks_are_edited_by_click_drag_and_keyboard(opened):
 
 def test_settings_of_a_custom_plan(opened):
     page = opened(TEN_STEPS)
-    page.click("summary")
+    page.click("#more summary")
     page.fill("#cutoff", "5")
     page.fill("#boost", "1.1")
     choose(page, "order", "1")
@@ -110,7 +110,7 @@ def test_settings_of_a_custom_plan(opened):
 
 def test_a_reply_leaves_the_field_that_is_being_typed_in(opened):
     page = opened(TEN_STEPS)
-    page.click("summary")
+    page.click("#more summary")
     requests = []
     page.route("**/api/plan", lambda route: requests.append(route))  # held back until the next field has its number
     with page.expect_request("**/api/plan"):
@@ -138,7 +138,7 @@ def test_dice_rolls_another_seed(opened):
 def test_size_and_scheduler_of_the_run(opened):
     page = opened()
     set_up(page, seed=2)
-    page.click("summary")
+    page.click("#more summary")
     page.fill("#width", "48")
     page.fill("#height", "32")
     page.select_option("#scheduler", label="Heun")
