@@ -29,5 +29,5 @@ def _square(frames: list[Image.Image]) -> Image.Image:
 
 def decibels(video: Any, reference: Any) -> float:
     """PSNR over all frames."""
-    stacks = [np.stack([np.asarray(frame) for frame in frames_of(item)]) for item in (video, reference)]
-    return psnr(*stacks, peak=255)
+    made, wanted = (np.stack([np.asarray(frame) for frame in frames_of(item)]) for item in (video, reference))
+    return psnr(made, wanted, peak=255)
