@@ -196,7 +196,7 @@ def test_the_request_decides_before_the_server(monkeypatch):
         monkeypatch.setenv("THG_SERVING", text)
         assert server_setting() is None
     monkeypatch.setenv("THG_SERVING", "on request")
-    assert server_setting() == ServerSetting(None)
+    assert server_setting() == ServerSetting("on request", None)
     monkeypatch.setenv("THG_SERVING", "1%")
     setting = server_setting()
     assert setting.of_request(None) == setting.of_request({"other": 1}) == planned("1%")

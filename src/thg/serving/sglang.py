@@ -13,7 +13,7 @@ from typing import Any
 import thg
 from thg.errors import UnsupportedPipelineError
 from thg.serving.request import Report, ServedRun, run_of
-from thg.serving.setting import KEY, ServerSetting, server_setting
+from thg.serving.setting import KEY, VARIABLE, ServerSetting, server_setting
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,7 @@ class Hooks:
         if own:
             logger.warning("thg: %s has a method %s of its own and runs as it is", type(stage).__name__, own)
         else:
-            logger.info(
-                "thg: %s runs with %s", type(stage).__name__, self._setting.default or "what a request asks for"
-            )
+            logger.info("thg: %s follows %s=%s", type(stage).__name__, VARIABLE, self._setting.text)
 
     def begin(self, _: None, stage: Any, ctx: Any, batch: Any, server_args: Any) -> None:
         """A loop begins: its time steps and scheduler are set."""
