@@ -64,7 +64,7 @@ class Hooks:
         if planned is None or ctx.is_warmup or _own_method(type(stage)):
             return
         if reason := _obstacle(stage, batch):
-            logger.info("thg: request %s runs as it is: %s", batch.request_id, reason)
+            logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
         run = run_of(ctx.scheduler, ctx.timesteps, branches, ctx.extra_step_kwargs)
@@ -103,7 +103,7 @@ class Hooks:
         try:
             thg.enable(pipe, planned.planner)
         except UnsupportedPipelineError as error:
-            logger.warning("thg: request %s runs as it is: %s", batch.request_id, error)
+            logger.warning("thg: request %s runs as it is: %s", _name(batch), error)
             return original(stage, batch, server_args)
         try:
             result = original(stage, batch, server_args)
@@ -118,7 +118,7 @@ class Hooks:
     # -- the report
 
     def _publish(self, batch: Any, report: Report) -> None:
-        logger.info("thg: request %s: %s", batch.request_id, report)
+        logger.info("thg: request %s: %s", _name(batch), report)
         if batch.metrics is not None:
             batch.metrics.thg = report.as_dict()
         self._count(report)
@@ -144,6 +144,11 @@ class Hooks:
 def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
     """The metadata of a result, and of the performance log."""
     return {**result, "thg": metrics.thg} if hasattr(metrics, "thg") else result
+
+
+def _name(batch: Any) -> str:
+    """Of a request; one that does not come from the server has none."""
+    return batch.request_id or "-"
 
 
 def _own_method(stage: type) -> str:
