@@ -1,0 +1,83 @@
+"""Stage 5: the vocoder, a small HiFi-GAN from log-mel spectrograms to waves, trained with spectral losses.
+
+There is no discriminator. Half of the spectrograms have gone through the autoencoder, as those of the pipeline have.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
+
+from thg.models.sounds import HOP, MELS, SAMPLING_RATE, log_mel
+from training.audio.shipped import start_from
+from training.audio.sounds import WORK, load_sounds
+from training.loop import parse_options, train
+
+SEGMENT = 24
+"""Frames of a training segment."""
+WINDOWS = (256, 512, 1024, 2048)
+"""Of the spectra that are compared, in samples."""
+SMALLEST = 1e-3
+
+
+def build_vocoder() -> SpeechT5HifiGan:
+    """The untrained network; the product of its rates is the hop of the spectrogram."""
+    config = SpeechT5HifiGanConfig(
+        model_in_dim=MELS,
+        sampling_rate=SAMPLING_RATE,
+        upsample_initial_channel=256,
+        upsample_rates=[5, 8, 8],
+        upsample_kernel_sizes=[11, 16, 16],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1, 3]],
+        normalize_before=False,
+    )
+    return SpeechT5HifiGan(config)
+
+
+def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Relative and logarithmic differences of the magnitudes at several resolutions, and of the log-mels."""
+    total = (log_mel(made) - log_mel(real)).abs().mean()
+    for window in WINDOWS:
+        shape = torch.hann_window(window)
+        scale = 2.0 / float(shape.sum())
+        spectra = [
+            torch.stft(wave, window, window // 4, window=shape, return_complex=True).abs() * scale
+            for wave in (made, real)
+        ]
+        distance = (spectra[0] - spectra[1]).norm(dim=(1, 2)) / spectra[1].norm(dim=(1, 2)).clamp(min=SMALLEST)
+        logarithms = [(spectrum + SMALLEST).log() for spectrum in spectra]
+        total = total + (distance.mean() + F.l1_loss(*logarithms)) / len(WINDOWS)
+    return total
+
+
+def spectrograms(work: Path, waves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Those of the waves, and if stage 4 has run those that went through the autoencoder."""
+    own = torch.cat([log_mel(batch) for batch in waves.split(500)])
+    file = work / "restored.safetensors"
+    return (own, load_file(file)["spectrograms"].float()) if file.exists() else (own,)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse_options(__doc__, arguments, steps=20_000, learning_rate=1e-3, work=WORK)
+    waves, _ = load_sounds(options.work)
+    sources = spectrograms(options.work, waves)
+    torch.manual_seed(options.seed)
+    network = build_vocoder()
+    start_from(network, "vocoder")
+
+    def loss_of(generator: torch.Generator) -> torch.Tensor:
+        picked = torch.randint(len(waves), (options.batch,), generator=generator).tolist()
+        starts = torch.randint(waves.shape[1] // HOP - SEGMENT + 1, (options.batch,), generator=generator).tolist()
+        kinds = torch.randint(len(sources), (options.batch,), generator=generator).tolist()
+        mels = [sources[k][i, s : s + SEGMENT] for i, s, k in zip(picked, starts, kinds, strict=True)]
+        real = [waves[i, s * HOP : (s + SEGMENT) * HOP] for i, s in zip(picked, starts, strict=True)]
+        return spectral_loss(network(torch.stack(mels)), torch.stack(real))
+
+    train(network, loss_of, options, "vocoder")
+
+
+if __name__ == "__main__":
+    main()
