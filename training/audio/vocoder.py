@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import nn
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 from thg.models.sounds import HOP, MELS, SAMPLING_RATE, log_mel
@@ -28,13 +29,32 @@ def build_vocoder() -> SpeechT5HifiGan:
         model_in_dim=MELS,
         sampling_rate=SAMPLING_RATE,
         upsample_initial_channel=256,
-        upsample_rates=[5, 8, 8],
-        upsample_kernel_sizes=[11, 16, 16],
+        upsample_rates=[5, 4, 4, 4],
+        upsample_kernel_sizes=[11, 8, 8, 8],
         resblock_kernel_sizes=[3],
-        resblock_dilation_sizes=[[1, 3]],
+        resblock_dilation_sizes=[[1]],
         normalize_before=False,
     )
-    return SpeechT5HifiGan(config)
+    network = SpeechT5HifiGan(config)
+    _keep_variance(network)
+    return network
+
+
+def _keep_variance(network: SpeechT5HifiGan) -> None:
+    """Initial weights that keep the variance from layer to layer; those of the class would start in silence."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv1d):
+            nn.init.normal_(layer.weight, std=(layer.in_channels * layer.kernel_size[0]) ** -0.5)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.ConvTranspose1d):
+            taps = layer.kernel_size[0] / layer.stride[0]
+            nn.init.normal_(layer.weight, std=(2.0 / (layer.in_channels * taps)) ** 0.5)
+            nn.init.zeros_(layer.bias)
+    with torch.no_grad():
+        for block in network.resblocks:
+            for layer in block.convs2:
+                layer.weight.mul_(0.3)
+        network.conv_post.weight.mul_(0.1)
 
 
 def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
