@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
-from thg.models.sounds import HOP, MELS, SAMPLING_RATE, log_mel
+from thg.models.sounds import FRAMES, HOP, MELS, SAMPLING_RATE, log_mel
 from training.audio.shipped import start_from
 from training.audio.sounds import WORK, load_sounds
 from training.loop import parse_options, train
@@ -89,11 +89,13 @@ def main(arguments: list[str] | None = None) -> None:
     start_from(network, "vocoder")
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
-        picked = torch.randint(len(waves), (options.batch,), generator=generator).tolist()
-        starts = torch.randint(waves.shape[1] // HOP - SEGMENT + 1, (options.batch,), generator=generator).tolist()
-        kinds = torch.randint(len(sources), (options.batch,), generator=generator).tolist()
-        mels = [sources[k][i, s : s + SEGMENT] for i, s, k in zip(picked, starts, kinds, strict=True)]
-        real = [waves[i, s * HOP : (s + SEGMENT) * HOP] for i, s in zip(picked, starts, strict=True)]
+        mels, real = [], []
+        for number in range(options.batch):
+            source = sources[number % len(sources)]
+            index = int(torch.randint(len(source), (), generator=generator))
+            start = int(torch.randint(FRAMES - SEGMENT + 1, (), generator=generator))
+            mels.append(source[index, start : start + SEGMENT])
+            real.append(waves[index, start * HOP : (start + SEGMENT) * HOP])
         return spectral_loss(network(torch.stack(mels)), torch.stack(real))
 
     train(network, loss_of, options, "vocoder")
