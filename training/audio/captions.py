@@ -2,28 +2,10 @@
 
 import random
 
-from thg.models.sounds import KINDS, LOUDNESSES, REGISTERS, SOURCES, Sound
+from thg.models.sounds import KINDS, LOUDNESSES, REGISTERS, SOURCES, WORDS, Sound
 
 LEFT_OUT = 0.15
 """How often an attribute is not named."""
-
-WORDS = {
-    "soft": ("soft", "soft", "quiet"),
-    "loud": ("loud", "loud", "strong"),
-    "low": ("low", "low", "deep"),
-    "middle": ("middle", "medium"),
-    "high": ("high",),
-    "slow": ("slow",),
-    "fast": ("fast", "fast", "quick"),
-    "note": ("note", "note", "tone"),
-    "chord": ("chord",),
-    "melody": ("melody", "melody", "phrase", "tune"),
-    "pattern": ("pattern", "pattern", "rhythm", "beat"),
-    "synthesizer": ("synthesizer", "synth"),
-    "kick drum": ("kick drum", "bass drum"),
-    "snare drum": ("snare drum", "snare"),
-}
-"""The words for a thing; the first is the usual one."""
 
 TEMPLATES = (
     "a {adjectives} {source} {noun}",
@@ -56,7 +38,9 @@ def caption(sound: Sound, dice: random.Random) -> str:
 
 
 def _word(word: str, dice: random.Random) -> str:
-    return dice.choice(WORDS.get(word, (word,)))
+    """The usual word half of the time, otherwise any."""
+    words = WORDS.get(word, (word,))
+    return words[0] if dice.random() < 0.5 else dice.choice(words)
 
 
 def caption_words() -> list[str]:

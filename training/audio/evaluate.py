@@ -1,4 +1,4 @@
-"""Stage 8: measure the model as the judge hears it (attributes, Frechet distance), with a sheet and files to look at."""
+"""Stage 8: measure the model as the judge hears it (attributes, Frechet distance); a sheet and files of examples."""
 
 import argparse
 import json
@@ -30,9 +30,7 @@ def generate(pipe: Any, prompts: list[str], guidance: float, steps: int) -> torc
     for start in range(0, len(prompts), BATCH):
         chosen = prompts[start : start + BATCH]
         seeds = [torch.Generator().manual_seed(start + i) for i in range(len(chosen))]
-        result = pipe(
-            chosen, generator=seeds, num_inference_steps=steps, guidance_scale=guidance, output_type="pt"
-        )
+        result = pipe(chosen, generator=seeds, num_inference_steps=steps, guidance_scale=guidance, output_type="pt")
         sounds.append(result.audios)
     return torch.cat(sounds)
 

@@ -1,4 +1,4 @@
-"""Stage 7: write the trained weights as a pipeline folder, in half precision, and the judge beside it.
+"""Stage 7: write the trained weights as a pipeline folder, in half precision, the judge beside it, and its reference.
 
 A stage that has not finished is exported from the average in its last checkpoint.
 """
@@ -12,11 +12,14 @@ from diffusers import AudioLDM2Pipeline
 from safetensors.torch import load_file
 from torch import nn
 
+from thg.bench.metrics.frechet import Gaussian
+from thg.models.sound_judge import SOUND_JUDGE_PATH, SOUND_REFERENCE_PATH, SoundJudge
 from training.audio.latents import load_autoencoder
 from training.audio.model import build_pipeline, denoiser
-from training.audio.sounds import WORK
+from training.audio.sounds import WORK, load_sounds
 from training.audio.vocoder import build_vocoder
 from training.export import MODELS, averaged_weights, load_weights
+from training.loop import save_atomically
 
 
 def audio_pipeline(work: Path) -> AudioLDM2Pipeline:
@@ -46,15 +49,25 @@ def write_folder(pipe: AudioLDM2Pipeline, folder: Path) -> None:
     print(f"{folder}: {size / 1e6:.2f} MB")
 
 
+def write_judge(work: Path, models: Path) -> None:
+    """The judge, and the mean and covariance of its features of the rendered test sounds."""
+    target = models / SOUND_JUDGE_PATH.name
+    shutil.copyfile(work / "judge.final.safetensors", target)
+    waves, _ = load_sounds(work, "test")
+    rendered = Gaussian.of(SoundJudge.load(target)(waves).features)
+    reference = models / SOUND_REFERENCE_PATH.name
+    save_atomically({"mean": rendered.mean.float(), "covariance": rendered.covariance.float()}, reference)
+    for file in (target, reference):
+        file.chmod(0o644)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path(WORK))
     parser.add_argument("--models", type=Path, default=MODELS, help="gets audio/ and sound_judge.safetensors")
     options = parser.parse_args(arguments)
     write_folder(audio_pipeline(options.work), options.models / "audio")
-    target = options.models / "sound_judge.safetensors"
-    shutil.copyfile(options.work / "judge.final.safetensors", target)
-    target.chmod(0o644)
+    write_judge(options.work, options.models)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from training.audio.sounds import NO_REGISTER, WORK, load_sounds, sound_of
 from training.loop import parse_options, save_atomically, train
 
 NOISE = 0.15
-"""Deviation of the noise on the spectrograms, and of their common level's, so that the judge does not learn by heart."""
+"""Deviation of the noise on spectrograms, and of that on their level, so that the judge does not learn by heart."""
 
 
 def disturbed(spectrograms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Stage 1: render the training set with a General MIDI sound font: waves and what they contain.
 
 Every pitch is a multiple of the spectrogram's frame rate (50 Hz), so chords are in just intonation. A vocoder without a
-noise input answers a constant spectrogram with a signal whose period is its stride; such pitches are the ones that it can
-hold without beating.
+noise input answers a constant spectrogram with a signal whose period is its stride; such pitches are the ones that it
+can hold without beating.
 """
 
 import argparse
@@ -182,7 +182,10 @@ def main(arguments: list[str] | None = None) -> None:
     player = Player(options.font)
     hidden = set(held_out())
     train = [sound for sound in all_sounds() if sound not in hidden]
-    for split, sounds, count, seed in (("train", train, options.count, 0), ("test", all_sounds(), options.count // 10, 1)):
+    for split, sounds, count, seed in (
+        ("train", train, options.count, 0),
+        ("test", all_sounds(), options.count // 10, 1),
+    ):
         save_atomically(render(player, sounds, count, seed), options.work / f"sounds.{split}.safetensors")
         print(f"{split}: {count} sounds", flush=True)
 

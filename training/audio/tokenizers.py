@@ -23,9 +23,7 @@ def roberta_tokenizer() -> RobertaTokenizer:
             start += letter
     tokens += ["".join(pair) for pair in merges]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    return RobertaTokenizer(
-        vocab=vocabulary, merges=list(merges), add_prefix_space=True, model_max_length=MAX_LENGTH
-    )
+    return RobertaTokenizer(vocab=vocabulary, merges=list(merges), add_prefix_space=True, model_max_length=MAX_LENGTH)
 
 
 def t5_tokenizer() -> T5Tokenizer:

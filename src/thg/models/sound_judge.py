@@ -1,7 +1,7 @@
 """The judge of sounds: a small classifier of log-mel spectrograms, trained on rendered sounds only.
 
-It recognises the instrument, the register, the loudness and what is played, and gives the features for the Frechet audio
-distance. It is independent of the model that it judges.
+It recognises the instrument, the register, the loudness and what is played, and gives the features for the Frechet
+audio distance. It is independent of the model that it judges.
 """
 
 import json
@@ -18,6 +18,8 @@ from thg.errors import THGError
 from thg.models.sounds import FRAMES, KINDS, LOUDNESSES, MELS, REGISTERS, SOURCES, Sound, log_mel
 
 SOUND_JUDGE_PATH: Final = Path(__file__).parent / "sound_judge.safetensors"
+SOUND_REFERENCE_PATH: Final = Path(__file__).parent / "sound_reference.safetensors"
+"""The mean and covariance of the features of rendered sounds, for the Frechet audio distance."""
 
 HEADS: Final = {"source": len(SOURCES), "register": len(REGISTERS), "loudness": len(LOUDNESSES), "kind": len(KINDS)}
 """The attributes of a sound, and how many values each has."""

@@ -45,6 +45,31 @@ LOUDNESSES: Final = ("soft", "loud")
 KINDS: Final = ("note", "chord", "slow", "fast")
 """What is played: a note, a chord, or a slow or fast melody (of a drum: a pattern)."""
 
+WORDS: Final = {
+    "soft": ("soft", "quiet"),
+    "loud": ("loud", "strong"),
+    "low": ("low", "deep"),
+    "middle": ("middle", "medium"),
+    "fast": ("fast", "quick"),
+    "note": ("note", "tone"),
+    "melody": ("melody", "phrase", "tune"),
+    "pattern": ("pattern", "rhythm", "beat"),
+    "synthesizer": ("synthesizer", "synth"),
+    "kick drum": ("kick drum", "bass drum"),
+    "snare drum": ("snare drum", "snare"),
+}
+"""All words that the captions used for a thing, if there are several."""
+
+EXAMPLE_SOUNDS: Final = (
+    "a loud low trumpet note",
+    "a soft high flute note",
+    "a loud middle piano chord",
+    "a slow loud high marimba melody",
+    "a fast loud hi-hat pattern",
+    "a slow loud kick drum pattern",
+)
+"""Prompts that show what the model can do."""
+
 
 @dataclass(frozen=True)
 class Sound:
