@@ -1,0 +1,54 @@
+"""`thg generate` and `thg compare` with the shipped sound model."""
+
+import math
+import wave
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thg.cli import main, sounds
+from thg.plots.spectrogram import LOWEST, SIDE, spectrogram
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
+
+
+def test_generate_writes_a_sound(tmp_path, capsys):
+    out = tmp_path / "x.wav"
+    assert main(["generate", "--model", "audio", "a loud low trumpet note", "--steps", "4", "-o", str(out)]) == 0
+    with wave.open(str(out)) as sound:
+        assert (sound.getframerate(), sound.getnframes(), sound.getnchannels()) == (16_000, 20_480, 1)
+        samples = np.frombuffer(sound.readframes(20_480), "<i2")
+    assert np.abs(samples).max() > 30
+    assert "AudioLDM2Pipeline" in capsys.readouterr().out
+
+
+def test_compare_writes_spectrograms_and_the_files(tmp_path, capsys):
+    out = tmp_path / "c.png"
+    command = ["compare", "--model", "audio", "a fast loud hi-hat pattern", "--steps", "12", "-o", str(out)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "plain CFG" in shown
+    assert "dB" in shown
+    assert Image.open(out).text["thg"].startswith("{")
+    names = {path.name for path in tmp_path.glob("*.wav")}
+    assert {"c-plain-cfg-0.wav", "c-thg-0.wav"} <= names
+    out.unlink()
+    assert main(command) == 1  # the sounds of the first comparison are in the way
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_spectrogram_shows_a_tone_at_its_pitch():
+    rate, pitch = 16_000, 1000.0
+    tone = 0.5 * np.sin(2 * math.pi * pitch * np.arange(rate) / rate)
+    picture = np.asarray(spectrogram(tone, rate)).astype(int).sum(2)
+    row = SIDE - 1 - round((SIDE - 1) * math.log(pitch / LOWEST) / math.log(rate / 2 / LOWEST))
+    assert abs(int(picture[:, SIDE // 2].argmax()) - row) <= 2
+    assert picture.shape == (SIDE, SIDE)
+
+
+def test_snr_in_decibels():
+    sound = np.ones(100)
+    assert sounds.snr(sound * 1.1, sound) == pytest.approx(20)
+    assert sounds.snr(sound, sound) == math.inf
+    assert sounds.snr(sound, np.zeros(100)) == -math.inf
