@@ -127,6 +127,7 @@ def _mel(frequency: torch.Tensor) -> torch.Tensor:
 
 
 @cache
+@torch.inference_mode(False)  # kept, so also used by those who need gradients
 def mel_filters(window: int = WINDOW, mels: int = MELS) -> torch.Tensor:
     """Triangles of height one, evenly spaced in mel: (window / 2 + 1, mels)."""
     frequencies = torch.linspace(0.0, SAMPLING_RATE / 2, window // 2 + 1)
