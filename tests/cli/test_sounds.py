@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thg.cli import main, sounds
+from thg.cli import main
 from thg.plots.spectrogram import LOWEST, SIDE, spectrogram
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
@@ -45,10 +45,3 @@ def test_a_spectrogram_shows_a_tone_at_its_pitch():
     row = SIDE - 1 - round((SIDE - 1) * math.log(pitch / LOWEST) / math.log(rate / 2 / LOWEST))
     assert abs(int(picture[:, SIDE // 2].argmax()) - row) <= 2
     assert picture.shape == (SIDE, SIDE)
-
-
-def test_snr_in_decibels():
-    sound = np.ones(100)
-    assert sounds.snr(sound * 1.1, sound) == pytest.approx(20)
-    assert sounds.snr(sound, sound) == math.inf
-    assert sounds.snr(sound, np.zeros(100)) == -math.inf
