@@ -97,7 +97,8 @@ def _write_examples(
     work: Path, prompts: list[str], made: torch.Tensor, asked: list[Sound], waves: torch.Tensor, truth: list[Sound]
 ) -> None:
     """A sheet of 20 generated sounds beside rendered ones of the same kind, and their files."""
-    labels, columns = [], [Column("generated", "", []), Column("rendered", "", [])]
+    labels: list[str] = []
+    columns = [Column("generated", "", []), Column("rendered", "", [])]
     for number, sound in enumerate(asked):
         if sound not in truth or len(labels) == 20:
             continue

@@ -6,7 +6,6 @@ There is no discriminator. Half of the spectrograms have gone through the autoen
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
@@ -45,10 +44,10 @@ def _keep_variance(network: SpeechT5HifiGan) -> None:
     for layer in network.modules():
         if isinstance(layer, nn.Conv1d):
             nn.init.normal_(layer.weight, std=(layer.in_channels * layer.kernel_size[0]) ** -0.5)
-            nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.ConvTranspose1d):
             taps = layer.kernel_size[0] / layer.stride[0]
             nn.init.normal_(layer.weight, std=(2.0 / (layer.in_channels * taps)) ** 0.5)
+        if isinstance(layer, nn.Conv1d | nn.ConvTranspose1d) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
     with torch.no_grad():
         for block in network.resblocks:
@@ -63,13 +62,13 @@ def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     for window in WINDOWS:
         shape = torch.hann_window(window)
         scale = 2.0 / float(shape.sum())
-        spectra = [
+        ours, theirs = (
             torch.stft(wave, window, window // 4, window=shape, return_complex=True).abs() * scale
             for wave in (made, real)
-        ]
-        distance = (spectra[0] - spectra[1]).norm(dim=(1, 2)) / spectra[1].norm(dim=(1, 2)).clamp(min=SMALLEST)
-        logarithms = [(spectrum + SMALLEST).log() for spectrum in spectra]
-        total = total + (distance.mean() + F.l1_loss(*logarithms)) / len(WINDOWS)
+        )
+        distance = (ours - theirs).norm(dim=(1, 2)) / theirs.norm(dim=(1, 2)).clamp(min=SMALLEST)
+        logarithmic = ((ours + SMALLEST).log() - (theirs + SMALLEST).log()).abs().mean()
+        total = total + (distance.mean() + logarithmic) / len(WINDOWS)
     return total
 
 
