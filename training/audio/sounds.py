@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path(WORK))
     parser.add_argument("--font", type=Path, default=DEBIAN_FONT, help="a General MIDI sound font")
-    parser.add_argument("--count", type=int, default=8000, help="training examples; a tenth as many for tests")
+    parser.add_argument("--count", type=int, default=9000, help="training examples; a tenth as many for tests")
     options = parser.parse_args(arguments)
     player = Player(options.font)
     hidden = set(held_out())
