@@ -38,10 +38,12 @@ class Options:
     threads: int
 
 
-def parse_options(description: str, arguments: list[str] | None, *, steps: int, learning_rate: float) -> Options:
+def parse_options(
+    description: str, arguments: list[str] | None, *, steps: int, learning_rate: float, work: str = "build/training"
+) -> Options:
     """The options that all training stages have, with a stage's own defaults; `arguments` are the command line's."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of all intermediate files")
+    parser.add_argument("--work", type=Path, default=Path(work), help="folder of all intermediate files")
     parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four Fashion-MNIST files")
     parser.add_argument("--steps", type=int, default=steps, help="optimizer steps")
     parser.add_argument("--minutes", type=float, help="end earlier, after this long (then the result depends on speed)")
