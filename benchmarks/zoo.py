@@ -247,6 +247,7 @@ KINDS = {
     "rings, flow, perceptron": Kind(
         lambda: Perceptron(2), rings, (2,), "flow", {}, 2.0, 4000, rate=2e-3, kept_out=True
     ),
+    "gratings, noise, U-Net": Kind(lambda: UNet(1), gratings, PIXELS, "epsilon", LINEAR, 4.0, 600),
     "blobs, flow, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "flow", {}, 5.0, 600),
 }
 
