@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .breaks import state
+from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
 from .core.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
@@ -30,6 +30,7 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Session:
         try:
             if reason := obstacle(extra_args["model_options"]):
                 raise ScheduleError(reason)
-            self._begin(DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
+            self._begin(guider, DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
         except (ScheduleError, PlanError) as error:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
@@ -114,8 +115,10 @@ class Session:
 
     # -- the plan, and the network's space
 
-    def _begin(self, dry: DryRun) -> None:
+    def _begin(self, guider: Any, dry: DryRun) -> None:
         self._calls, runs = dry.run()
+        if any(combines(guider, sigma) for sigma in self._calls.sigmas):
+            raise ScheduleError(COMBINED)
         run = runs[0]
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
         share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED

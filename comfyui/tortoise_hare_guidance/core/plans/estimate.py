@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 CORRECTED = 0.34  # the fraction that remains at the end of a run with the corrector,
 UNCORRECTED = 0.9  # without the corrector,
@@ -33,6 +35,8 @@ class Estimate:
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
         """Adds the error of the state after a leap, up to the factor w - 1."""
+        import torch
+
         norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)) for part in missed]
         if any(norm.shape != norms[0].shape for norm in norms):  # one tensor per sample, of different sizes
             norms = [torch.linalg.vector_norm(norm).reshape(1) for norm in norms]
@@ -47,8 +51,10 @@ class Estimate:
         """
         if not self.errors:
             return None
+        import torch
+
         squares = torch.stack(self.errors).square().sum(0)
-        parts = [sample] if isinstance(sample, Tensor) else list(sample)
+        parts = [sample] if isinstance(sample, torch.Tensor) else list(sample)
         state = torch.cat([self._state(part).float().flatten(1).square().sum(1) for part in parts])
         if len(state) % len(squares):  # rows that are not samples: take all of them together
             return self.share * (squares.sum() / state.sum()).sqrt().reshape(1)
@@ -62,4 +68,6 @@ class Estimate:
 
 def _precision(part: Tensor) -> torch.dtype:
     """Half precision overflows when squared."""
+    import torch
+
     return torch.promote_types(part.dtype, torch.float32)

@@ -36,22 +36,21 @@ class Prior:
     of higher order. without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
     slope, corrector: see `Plan`.
     start, end: additional density of evaluations at both ends of a run, and the share of the run that it covers.
-    power: the weight of a leap is this power of the density that it covers. outer: how much more the last leap counts,
-    which nothing corrects. first: steps that are always evaluated at the start.
+    power: the weight of a leap is this power of the density that it covers. first: steps that are always evaluated at
+    the start.
     """
 
-    evaluations: float = 22.0
+    evaluations: float = 22.2
     order: float = 3.2
-    short_run: float = 12.5
+    short_run: float = 13.0
     second_order: float = 1.0
     without_corrector: float = 1.35
     fewest: int = 3
-    slope: float = 0.8
+    slope: float = 0.9
     corrector: float = 0.85
-    start: tuple[float, float] = (2.0, 0.2)
+    start: tuple[float, float] = (1.0, 0.2)
     end: tuple[float, float] = (2.0, 0.12)
     power: float = 4.0
-    outer: float = 4.0
     first: int = 2
 
 
@@ -117,20 +116,30 @@ def network_plan(run: Run, count: int, prior: Prior = PRIOR) -> Plan:
 def grid(run: Run, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     """`count` steps: the first two, which a line needs, the last, which nothing corrects, and the best in between.
 
-    The density is the mean of one over the step indices and one over the distance that the state travels: on a schedule
-    with uneven steps neither alone is right.
+    The density is the mean of one over the step indices and one over the angle arctan(sigma / alpha), which is the
+    distance that the state travels when it is scaled to unit variance: the same for every parametrisation of noise.
+    On a schedule with uneven steps neither alone is right.
     """
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
     density = _tapering((np.arange(run.steps) + 0.5) / run.steps, prior)
-    sizes = np.zeros(run.steps) if run.response is None else run.response.step_sizes()
-    if sizes.any():
-        sizes = sizes / sizes.sum()
-        by_distance = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
-        density = density / density.mean() + by_distance / by_distance.mean()
+    sizes = _angles(run)
+    if sizes is not None:
+        by_angle = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
+        density = density / density.mean() + by_angle / by_angle.mean()
     inner = _lightest(density[first - 1 :], count - first + 1, prior)
     return (*range(first - 1), *(first - 1 + i for i in inner))
+
+
+def _angles(run: Run) -> Array | None:
+    """The share of each step in the angle arctan(sigma / alpha) of a run; None if the noise levels are unknown."""
+    if run.log_snr is None:
+        return None
+    end = math.inf if run.end_log_snr is None else run.end_log_snr
+    angles = np.arctan(np.exp(-np.clip([*run.log_snr, end], -80.0, 80.0) / 2))
+    sizes = np.abs(np.diff(angles))
+    return np.asarray(sizes / sizes.sum()) if sizes.sum() > 0 else None
 
 
 def _tapering(x: Array, prior: Prior) -> Array:
@@ -151,7 +160,6 @@ def _lightest(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
     ends = np.arange(steps)[:, None]
     starts = ends - np.arange(1, longest + 1)  # row: the step where a leap ends; column: how long it is
     weight = (covered[ends] - covered[np.maximum(starts, 0)]) ** prior.power
-    weight[-1] *= prior.outer
     weight[:, 0] = 0.0
     weight[starts < 0] = np.inf
     best = np.where(np.arange(steps) == 0, 0.0, np.inf)  # of the grids so far, by their last step

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MEMORY = 2  # evaluations that a prediction of the highest order needs
 TOGETHER = 0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference

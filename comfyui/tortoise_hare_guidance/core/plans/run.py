@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..plans.response import Response
 
-Term = tuple[Tensor, ...]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Term: TypeAlias = "tuple[Tensor, ...]"
 """What is predicted: an output that reaches the sampler, or a guidance term; a tensor for each of the network's."""
 
 
