@@ -30,6 +30,7 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+MISSED = "a prediction had missed by more than the output itself (an unstable sampler, or contradicting conditions)"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
@@ -75,6 +76,9 @@ class Session:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
+        failed = [leaps.failed_at for leaps in self._leaps if leaps.failed_at is not None]
+        if failed:
+            self.note = f"nothing is skipped from call {min(failed) + 1} on: {MISSED}"
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
             self._error = max((float(error.max()) for error in errors if error is not None), default=None)
@@ -98,7 +102,7 @@ class Session:
                 leaps.forget()
             self._state = now
         space = Space(self._schedule, x, timestep, self._calls.units[call])
-        if self._leaps[0].evaluates(call):
+        if any([leaps.evaluates(call) for leaps in self._leaps]):
             self.marks += EVALUATED
             random = _random_state(x) if call == 0 else None
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
