@@ -102,7 +102,7 @@ class Session:
                 leaps.forget()
             self._state = now
         space = Space(self._schedule, x, timestep, self._calls.units[call])
-        if any([leaps.evaluates(call) for leaps in self._leaps]):
+        if any(leaps.evaluates(call) for leaps in self._leaps):
             self.marks += EVALUATED
             random = _random_state(x) if call == 0 else None
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
