@@ -104,14 +104,14 @@ class Session:
         space = Space(self._schedule, x, timestep, self._calls.units[call])
         if any(leaps.evaluates(call) for leaps in self._leaps):
             self.marks += EVALUATED
-            random = _random_state(x) if call == 0 else None
+            random = _random_state(x)
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
             outputs = [space.output(part) for part in evaluated]
             used = [leaps.observe(call, (output,))[0] for leaps, output in zip(self._leaps, outputs, strict=True)]
             same = all(a is b for a, b in zip(used, outputs, strict=True))
             denoised = evaluated if same else [space.denoised(part) for part in used]
-            if random is not None and not all(map(torch.equal, random, _random_state(x))):
-                self._plain(RANDOM)
+            if not all(map(torch.equal, random, _random_state(x))):
+                self._plain(RANDOM, call)
         else:
             self.marks += SKIPPED
             denoised = [space.denoised(leaps.predict(call)[0]) for leaps in self._leaps]
