@@ -20,7 +20,7 @@ from training.loop import Options, option_parser, save_atomically, train
 CHANNELS = 8
 PATCH = 4
 WHITENING = 0.25
-"""Each component is divided by its variance to this power: the fine ones count more than in pixels, less than evenly."""
+"""Components are divided by their variance to this power: fine ones count more than in pixels, less than evenly."""
 
 DEVIATION = 0.5
 """Of the latents; the decoder begins with 3 tanh(z / 3)."""

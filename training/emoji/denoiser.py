@@ -15,8 +15,8 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from thg.models import shipped_path
 from training import eps
 from training.emoji.autoencoder import CHANNELS
-from training.emoji.data import Scope
 from training.emoji.batches import Batches, emoji_tokenizer
+from training.emoji.data import Scope
 from training.loop import Options, option_parser, train
 
 SNR_CAP = 5.0

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from thg.models.emoji_judge import EmojiJudge, EmojiJudgeNetwork
+from training.emoji.batches import emoji_tokenizer, family_weights
 from training.emoji.captions import caption
 from training.emoji.data import Scope, as_floats, load_emoji
-from training.emoji.batches import emoji_tokenizer, family_weights
 from training.loop import Options, option_parser, save_atomically, train
 
 JUDGE_SCOPE: Scope = "all"
