@@ -5,6 +5,7 @@ once, the denoiser can be trained before, beside or after the decoder, and a bet
 obsolete.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ from diffusers import AutoencoderTiny
 from safetensors.torch import load_file
 from torch import nn
 
-from thg.models import shipped_path
 from training.emoji.data import as_floats, load_emoji
+from training.export import MODELS
 from training.loop import Options, option_parser, save_atomically, train
 
 CHANNELS = 8
@@ -53,6 +54,14 @@ def build_autoencoder() -> AutoencoderTiny:
     return network
 
 
+@dataclass(frozen=True)
+class AutoencoderOptions(Options):
+    """encoder_only: train nothing; scratch: not from the shipped weights."""
+
+    encoder_only: bool
+    scratch: bool
+
+
 @torch.no_grad()
 def compute_encoder(network: AutoencoderTiny, pictures: torch.Tensor) -> None:
     """Fill the encoder: two convolutions gather each 4x4 square in 48 channels, the last one projects them."""
@@ -79,11 +88,19 @@ def compute_encoder(network: AutoencoderTiny, pictures: torch.Tensor) -> None:
     last.bias.copy_((-projection @ mean).float())
 
 
+def shipped_part(name: str) -> Path:
+    """The folder of a part of the shipped model, from which training goes on."""
+    folder = MODELS / "emoji" / name
+    if not folder.is_dir():
+        raise SystemExit(f"no trained model in {folder} to go on from: begin anew with --scratch")
+    return folder
+
+
 def load_autoencoder(work: Path) -> AutoencoderTiny:
     """The encoder and the decoder as far as this folder has them, the shipped ones otherwise."""
     encoder, decoder = work / "emoji_encoder.safetensors", work / "emoji_decoder.ckpt.safetensors"
     if not encoder.exists():
-        return AutoencoderTiny.from_pretrained(shipped_path("emoji") / "vae", torch_dtype=torch.float32).eval()
+        return AutoencoderTiny.from_pretrained(shipped_part("vae"), torch_dtype=torch.float32).eval()
     network = build_autoencoder()
     network.encoder.load_state_dict(load_file(encoder))
     if decoder.exists():
@@ -119,20 +136,19 @@ def draw_crops(
 def main(arguments: list[str] | None = None) -> None:
     parser = option_parser(__doc__, steps=6000, learning_rate=2e-3)
     parser.add_argument("--encoder-only", action="store_true", help="compute the encoder, and train nothing")
-    parser.set_defaults(batch=8)
-    own = vars(parser.parse_args(arguments))
-    encoder_only = own.pop("encoder_only")
-    options = Options(**own)
+    parser.add_argument("--scratch", action="store_true", help="do not begin with the shipped weights")
+    parser.set_defaults(batch=8, checkpoint_every=100)
+    options = AutoencoderOptions(**vars(parser.parse_args(arguments)))
     torch.set_num_threads(options.threads)
     emoji, pictures = load_emoji("all")
     pictures = pictures[torch.tensor([not one.held_out for one in emoji])]
     options.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
-    if not (options.work / "emoji_encoder.safetensors").exists():
+    if options.scratch and not (options.work / "emoji_encoder.safetensors").exists():
         network = build_autoencoder()
         compute_encoder(network, pictures)
         save_atomically(network.encoder.state_dict(), options.work / "emoji_encoder.safetensors")
-    if encoder_only:
+    if options.encoder_only:
         return
     network = load_autoencoder(options.work).train()
     network.encoder.requires_grad_(False)

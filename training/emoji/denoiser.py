@@ -12,9 +12,8 @@ from diffusers import DDIMScheduler, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from thg.models import shipped_path
 from training import eps
-from training.emoji.autoencoder import CHANNELS
+from training.emoji.autoencoder import CHANNELS, shipped_part
 from training.emoji.batches import Batches, emoji_tokenizer
 from training.emoji.data import Scope
 from training.loop import Options, option_parser, train
@@ -69,17 +68,17 @@ def build_model(tokenizer: CLIPTokenizer) -> nn.ModuleDict:
 
 def load_shipped(model: nn.ModuleDict) -> None:
     """Fill the model with the shipped weights."""
-    unet = UNet2DConditionModel.from_pretrained(shipped_path("emoji") / "unet", torch_dtype=torch.float32)
-    text = CLIPTextModel.from_pretrained(shipped_path("emoji") / "text_encoder", dtype=torch.float32)
+    unet = UNet2DConditionModel.from_pretrained(shipped_part("unet"), torch_dtype=torch.float32)
+    text = CLIPTextModel.from_pretrained(shipped_part("text_encoder"), dtype=torch.float32)
     model["unet"].load_state_dict(unet.state_dict())
     model["text_encoder"].load_state_dict(text.state_dict())
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = option_parser(__doc__, steps=20_000, learning_rate=8e-4)
+    parser = option_parser(__doc__, steps=3000, learning_rate=8e-4)
     parser.add_argument("--scope", choices=get_args(Scope), default="basic")
-    parser.add_argument("--scratch", action="store_true")
-    parser.set_defaults(batch=16, checkpoint_every=100)
+    parser.add_argument("--scratch", action="store_true", help="do not begin with the shipped weights")
+    parser.set_defaults(batch=16, checkpoint_every=50)
     options = DenoiserOptions(**vars(parser.parse_args(arguments)))
     torch.set_num_threads(options.threads)
     tokenizer = emoji_tokenizer()

@@ -1,4 +1,4 @@
-"""Stage 6: measure the model as the judge sees it (recall of captions, Frechet distance), and make a sheet to look at."""
+"""Stage 5: measure the model as the judge sees it (recall of captions, Frechet distance), and make a sheet."""
 
 import argparse
 import json
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from thg.models import DEFAULT_GUIDANCE, EMOJI_PROMPTS, load_folder
+from thg.models import load_folder
 from thg.models.emoji_judge import EmojiJudge
+from thg.models.emoji_prompts import EMOJI_PROMPTS
 from training.emoji.data import Emoji, Scope, as_floats, in_scope, load_emoji
 from training.evaluate import distance, generate
 from training.export import MODELS
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scope", choices=get_args(Scope), default="basic", help="what the model was trained on")
     parser.add_argument("--pictures", type=int, default=200, help="of names that the model was trained on")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--guidance", type=float, nargs="+", default=[DEFAULT_GUIDANCE["emoji"]])
+    parser.add_argument("--guidance", type=float, nargs="+", default=[5.0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--sheet", type=Path, help="write 40 pictures here")

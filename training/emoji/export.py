@@ -1,4 +1,4 @@
-"""Stage 5: the trained parts as a diffusers pipeline in half precision, and the judge.
+"""Stage 4: the trained parts as a diffusers pipeline in half precision, and the judge.
 
 The weights are the averages of the last checkpoints, so a model can be exported while its training goes on.
 """

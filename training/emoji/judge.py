@@ -1,4 +1,4 @@
-"""Stage 4: the judge, which learns from real pictures, held-out combinations included, which caption fits which."""
+"""Stage 2: the judge, which learns from real pictures, held-out combinations included, which caption fits which."""
 
 import random
 

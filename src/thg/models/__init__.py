@@ -34,7 +34,7 @@ __all__ = [
     "shipped_pipeline",
 ]
 
-ShippedName = Literal["eps", "flow", "emoji"]
+ShippedName = Literal["eps", "flow"]
 
 DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
 """The recommended guidance scale of each model, at which it was measured."""
