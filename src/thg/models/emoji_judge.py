@@ -96,7 +96,7 @@ class EmojiJudge:
     @torch.inference_mode()
     def features(self, pictures: torch.Tensor) -> torch.Tensor:
         """Features for the Frechet distance of pictures (n, 3, 64, 64) in [-1, 1]."""
-        return torch.cat([self.network.features(batch) for batch in pictures.float().clamp(-1, 1).split(250)])
+        return torch.cat([self.network.features(batch) for batch in torch.split(pictures.float().clamp(-1, 1), 250)])
 
     @torch.inference_mode()
     def ranks(self, pictures: torch.Tensor, asked: list[int], captions: list[str]) -> torch.Tensor:
