@@ -16,7 +16,7 @@ from thg.cli import files, pipelines, sounds, videos
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, sample
 from thg.errors import THGError
-from thg.media import mean_psnr, psnr
+from thg.media import mean_psnr, psnr, snr
 from thg.models.pretrained import sampling_rate
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
@@ -153,5 +153,5 @@ def _pictures(result: Result, plain: Result, pipe: Any) -> list[Image.Image]:
 
 def _decibels(kind: str, item: Any, reference: Any) -> float:
     if kind == "audio":
-        return sounds.snr(item, reference)
+        return snr(item, reference)
     return videos.decibels(item, reference) if kind == "video" else psnr(item, reference, peak=255)

@@ -111,8 +111,8 @@ class Hooks:
         finally:
             thg.disable(pipe)
         ran = tuple(int(count > 0) for count in done.evaluations)
-        error = max(done.estimated_error) if done.estimated_error else None
-        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, error, done.note))
+        worst = max(done.estimated_error) if done.estimated_error else None
+        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, worst, done.note))
         return result
 
     # -- the report

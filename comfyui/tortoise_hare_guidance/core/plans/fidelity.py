@@ -101,7 +101,7 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0, prior: Prior
         return run.steps
     q = prior.power_of_steps
     tightness: float = (DEFAULT_ERROR / error) ** (1 / prior.order)
-    count = effort * tightness * (prior.evaluations**-q + run.steps**-q) ** (-1 / q)
+    count: float = effort * tightness * (prior.evaluations**-q + run.steps**-q) ** (-1 / q)
     if run.guidance_scale is not None:
         count *= max(1.0, (run.guidance_scale - 1) / 4) ** prior.guidance
     if run.response is None:
