@@ -13,8 +13,8 @@ from torch import Tensor
 
 import thg
 from tests.adapter.families import FAMILIES, GUIDANCE, Case
+from tests.solver_like import solver_like
 from thg.adapter.schedulers import read_schedule
-from thg.adapter.solver_like import solver_like
 from thg.ode.integrate import Form, sample
 
 STEPS = 10

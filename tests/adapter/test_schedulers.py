@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.adapter.families.case import ddim
+from tests.solver_like import solver_like
 from thg.adapter.describe import describe, host_copy
 from thg.adapter.response import scheduler_response
 from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
-from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
 
 FLOW_OPTIONS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
@@ -112,34 +112,6 @@ def test_noise_is_measured_where_the_table_has_no_row():
     scheduler = made("UnCLIPScheduler", beta_schedule="squaredcos_cap_v2")
     assert kind_of(scheduler) is None
     assert describe(scheduler, scheduler.timesteps).adds_noise
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("EulerAncestralDiscreteScheduler", {}),
-        ("DDPMScheduler", {}),
-        ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
-        ("UnCLIPScheduler", {"beta_schedule": "squaredcos_cap_v2"}),  # not in the table
-    ],
-)
-def test_the_weights_of_outputs_are_known_despite_noise(name, options):
-    def new():
-        return made(name, steps=6, clip_sample=False, **options)
-
-    def final(outputs):
-        torch.manual_seed(0)
-        scheduler, state = new(), torch.zeros(1, 1, 1, dtype=torch.float64)
-        for time, output in zip(scheduler.timesteps, outputs, strict=True):
-            scheduler.scale_model_input(state, time)
-            state = scheduler.step(torch.full_like(state, output), time, state)[0]
-        return state.item()
-
-    run = describe(new(), new().timesteps)
-    assert run.adds_noise
-    outputs = [0.5, -1.0, 2.0, 0.3, -0.7, 1.5]
-    expected = sum(weight * output for weight, output in zip(run.weights, outputs, strict=True))
-    assert final(outputs) - final([0.0] * 6) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_response_is_measured_once_per_configuration():

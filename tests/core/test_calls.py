@@ -120,14 +120,6 @@ def test_no_responses_where_they_do_not_exist(sampler, reason):
     assert len(calls.sigmas) == 4
 
 
-def test_the_weights_are_known_despite_noise_that_repeats():
-    def other_noise_each_time(denoiser, x, sigmas):
-        return ancestral(denoiser, x, sigmas) + torch.rand_like(x)
-
-    assert calls_of(ancestral).weights == pytest.approx([-sigma for sigma in SIGMAS[:-1].tolist()], rel=1e-3)
-    assert calls_of(other_noise_each_time).weights is None
-
-
 def test_steps_that_depend_on_the_network_are_refused():
     with pytest.raises(ScheduleError, match="chooses its steps"):
         calls_of(adaptive)

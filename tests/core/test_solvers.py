@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.solver_like import solver_like
 from thg.adapter.schedulers import read_schedule
-from thg.adapter.solver_like import solver_like
 from thg.errors import ScheduleError
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule

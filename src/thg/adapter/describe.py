@@ -40,7 +40,6 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
         no_response=measured.reason,
         order=order_of(scheduler),
         adds_noise=adds_noise(scheduler) or ADDS_NOISE in measured.reason,
-        weights=measured.weights,
     )
 
 

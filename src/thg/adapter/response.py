@@ -1,8 +1,7 @@
 """The response of a diffusers scheduler to the network's outputs, measured by one pass of a copy over its calls.
 
 Each call gets a unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry; two
-further entries show whether the scheduler is linear and free of noise. If it adds noise, the weights of the outputs in
-the final state follow from the difference to a pass with the same noise and outputs of zero.
+further entries show whether the scheduler is linear and free of noise.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ REMEMBERED = 32  # responses
 
 @dataclass(frozen=True)
 class Measured:
-    """response: None for the `reason`. weights: of the outputs in the final state, None if they are unknown."""
+    """response: None for the `reason`."""
 
     response: Response | None = None
     reason: str = ""
-    weights: tuple[float, ...] | None = None
 
 
 _cache: OrderedDict[Any, Measured] = OrderedDict()
@@ -60,26 +58,15 @@ def _measure(scheduler: Any, times: Sequence[Tensor]) -> Measured:
     if len(times) > LONGEST:
         return Measured(reason=f"a run of {len(times)} network calls is too long for it")
     if adds_noise(scheduler):
-        return Measured(None, f"{name} {ADDS_NOISE} at every step", _weights_despite_noise(scheduler, times))
+        return Measured(None, f"{name} {ADDS_NOISE} at every step")
     try:
         states, scales = _pass(scheduler, times, torch.from_numpy(probe(len(times))))
     except Exception as error:
         return Measured(reason=f"{name} could not be run on unit vectors ({type(error).__name__}: {error})")
     response = Response.measured(states.numpy(), scales.numpy())
     if isinstance(response, Response):
-        return Measured(response, weights=response.final)
-    weights = _weights_despite_noise(scheduler, times) if response == ADDS_NOISE else None
-    return Measured(None, f"{name} {response}", weights)
-
-
-def _weights_despite_noise(scheduler: Any, times: Sequence[Tensor]) -> tuple[float, ...] | None:
-    outputs = torch.from_numpy(probe(len(times)))
-    try:
-        states, noise = (_pass(scheduler, times, given)[0] for given in (outputs, torch.zeros_like(outputs)))
-    except Exception:
-        return None
-    response = Response.measured((states - noise).numpy())
-    return response.final if isinstance(response, Response) else None
+        return Measured(response)
+    return Measured(None, f"{name} {response}")
 
 
 def _pass(scheduler: Any, times: Sequence[Tensor], outputs: Tensor) -> tuple[Tensor, Tensor]:

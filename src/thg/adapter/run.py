@@ -437,4 +437,4 @@ class _Pass:
 def _without_response(info: Run, reason: str) -> Run:
     """A pass on which the corrector cannot be used."""
     noisy = info.adds_noise or ADDS_NOISE in reason
-    return replace(info, response=None, no_response=reason, adds_noise=noisy, weights=None)
+    return replace(info, response=None, no_response=reason, adds_noise=noisy)

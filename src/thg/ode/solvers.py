@@ -4,7 +4,7 @@ A solver is data and one function that gives a and b. `observe` and `advance` ap
 and history of one equation: the whole state, or the tortoise's or the hare's share of it. Solvers are linear: the
 result for a sum is the sum of the results for its parts, which is why Algorithm 1 can split the equation.
 
-Most users need `ddim()`, `euler()` or `solver_like(scheduler)`.
+Most users need `ddim()` or `euler()`.
 """
 
 from __future__ import annotations

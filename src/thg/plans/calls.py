@@ -35,7 +35,6 @@ class Calls:
     units: d(denoised latents) / d(network output) at each call.
     response: of the states to the network's outputs; None if the sampler is not linear or adds noise, with the reason
         in `no_response`.
-    weights: of each call's output in the final state, with or without noise; None if they are unknown.
     """
 
     sigmas: tuple[float, ...]
@@ -43,7 +42,6 @@ class Calls:
     response: Response | None = None
     no_response: str = "the sampler is unknown"
     adds_noise: bool = False
-    weights: tuple[float, ...] | None = None
 
     def run(
         self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
@@ -62,7 +60,6 @@ class Calls:
             no_response=self.no_response,
             order=2 if self.response is not None and self.response.has_memory() else 1,
             adds_noise=self.adds_noise,
-            weights=self.weights,
         )
 
 
@@ -84,10 +81,8 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
         units = (1.0,) * len(sigmas)
     response = Response.measured(states.double().numpy())
     if isinstance(response, Response):
-        return Calls(sigmas, units, response, weights=response.final)
-    adds_noise = bool(states[:, -1].any())
-    weights = _weights_despite_noise(sampler, outputs, states) if adds_noise else None
-    return Calls(sigmas, units, None, f"the sampler {response}", adds_noise, weights)
+        return Calls(sigmas, units, response)
+    return Calls(sigmas, units, None, f"the sampler {response}", adds_noise=bool(states[:, -1].any()))
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:
@@ -119,10 +114,3 @@ def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Ten
 
     final = sampler(start, answer)
     return tuple(sigmas), torch.stack([*states[1:], final.reshape(-1)])
-
-
-def _weights_despite_noise(sampler: Sampler, outputs: Tensor, states: Tensor) -> tuple[float, ...] | None:
-    """From the difference to a run with the same noise and outputs of zero; None if the noise is not reproducible."""
-    _, noise = _recorded(sampler, torch.zeros_like(outputs))
-    response = Response.measured((states - noise).double().numpy())
-    return response.final if isinstance(response, Response) else None

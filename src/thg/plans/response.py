@@ -92,11 +92,6 @@ class Response:
         later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
         return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
 
-    def step_sizes(self) -> Array:
-        """How far each call moves the network's input, per unit of its output."""
-        after = 1.0 if self.scales is None else np.append(self.scales[1:], 1.0)
-        return np.asarray(np.abs(np.diagonal(self.matrix)) * after)
-
     def corrections(self, first: int, amounts: Array) -> Array:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
         j = first + len(amounts)

@@ -29,7 +29,6 @@ class Run:
     response: how the scheduler's states respond to the network's outputs. None: there is no corrector, for the reason
         in `no_response`.
     order: of the scheduler. adds_noise: whether it adds noise at each step.
-    weights: of each call's output in the final state, if they are known; with noise, too.
     end_log_snr: where the last call's step ends, if that is not the end of the schedule.
     branches: network evaluations per step of the plain run; 2 with classifier-free guidance.
     """
@@ -44,7 +43,6 @@ class Run:
     no_response: str = "the scheduler is unknown"
     order: int = 1
     adds_noise: bool = False
-    weights: tuple[float, ...] | None = None
     end_log_snr: float | None = None
     branches: int = 2
 
@@ -64,6 +62,5 @@ class Run:
             log_snr=self.log_snr and self.log_snr[start:end],
             times=self.times and self.times[start:end],
             response=self.response and self.response.part(start, end),
-            weights=self.weights and self.weights[start:end],
             end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
         )
