@@ -1,6 +1,8 @@
 """Measures leaps of the whole network on the zoo: plain runs, leaping runs with the same seeds, and their difference.
 
-    python -m benchmarks.prior --out FOLDER        # in the root of the repository
+    python -m benchmarks.prior default --networks kept-out --out FOLDER    # in the root of the repository
+    python -m benchmarks.prior compare --steps 28 50                       # the prior, and neighbours of its numbers
+    python -m benchmarks.prior law --steps 50 100                          # error against the number of evaluations
 
 A cell is a network of `benchmarks.zoo`, a scheduler of diffusers, a number of steps and a guidance scale. Its quality
 is the relative difference of the final states from those of the plain run, in dB (40 dB is 1 %): the mean and the worst
@@ -9,8 +11,10 @@ is the relative difference of the final states from those of the plain run, in d
 
 from __future__ import annotations
 
+import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,11 @@ from torch import Tensor, nn
 from benchmarks import zoo
 from thg.adapter.describe import describe
 from thg.files import write_atomically
-from thg.plans import hare
-from thg.plans.guide import Run
+from thg.plans.estimate import Estimate
+from thg.plans.fidelity import PRIOR, network_plan, within
+from thg.plans.leaps import Leaps
+from thg.plans.plan import Plan
+from thg.plans.run import Run
 
 Array = NDArray[np.float64]
 SAMPLES = 48
@@ -77,72 +84,10 @@ class Cell:
         return f"{self.network} | {self.scheduler} | {self.steps} | {self.guidance:g}"
 
 
-@dataclass(frozen=True)
-class Result:
-    """x: final states. nodes: for each leap the errors in the next input, per sample."""
-
-    x: Tensor
-    missed: tuple[Tensor, ...] = ()
-
-
 @functools.cache
 def described(cell: Cell) -> Run:
     scheduler = cell.made()
     return replace(describe(scheduler, scheduler.timesteps), guidance_scale=cell.guidance)
-
-
-class Leaps:
-    """What reaches the scheduler: evaluated outputs at the steps of a grid, predictions elsewhere, and corrections."""
-
-    def __init__(self, run: Run, grid: Sequence[int], slope: float, corrector: float, axis: Sequence[float]) -> None:
-        self.run, self.grid, self.slope, self.corrector, self.axis = run, set(grid), slope, corrector, axis
-        self.nodes: list[tuple[int, Tensor]] = []
-        self.pending: list[tuple[int, Array, list[Tensor]]] = []
-        self.missed: list[Tensor] = []
-
-    def weights(self, nodes: Sequence[int], step: int) -> list[float]:
-        places = [self.axis[node] for node in nodes]
-        return list(hare.weights(places, self.axis[step], 2, self.slope))
-
-    def output(self, step: int, evaluated: Tensor | None) -> Tensor:
-        if evaluated is None:
-            nodes = self.nodes[-2:]
-            weights = self.weights([i for i, _ in nodes], step)
-            result = sum((w * p for w, (_, p) in zip(weights, nodes[-len(weights) :], strict=True)), torch.zeros(()))
-        else:
-            self.judge(step, evaluated)
-            self.nodes = [*self.nodes[-2:], (step, evaluated)]
-            result = evaluated
-        for first, gains, terms in self.pending:
-            if step - first < len(gains):
-                for weight, term in zip(gains[step - first], terms, strict=True):
-                    result = result + float(weight) * term
-        return result
-
-    def judge(self, step: int, new: Tensor) -> None:
-        """What the last leap missed, as multiples of the outputs, and what to add from now on."""
-        if not self.nodes or step - self.nodes[-1][0] < 2:
-            return
-        nodes = self.nodes[-2:]
-        known = [i for i, _ in nodes]
-        places = [self.axis[i] for i in (*known, step)]
-        missed = []
-        for call in range(known[-1] + 1, step):
-            used = self.weights(known, call)
-            better = hare.interpolation(places, self.axis[call])
-            missed.append(np.subtract(better, [*[0.0] * (len(known) - len(used)), *used, 0.0]))
-        amounts = np.array(missed)
-        terms = [p for _, p in nodes] + [new]
-        response = self.run.response
-        if response is None:
-            return
-        first = known[-1] + 1
-        if step < self.run.steps:
-            error = response.input_error(first, amounts)
-            total = sum((float(e) * t for e, t in zip(error, terms, strict=True)), torch.zeros(()))
-            self.missed.append(total.flatten(1).norm(dim=1))
-        if self.corrector:
-            self.pending.append((step, response.corrections(first, self.corrector * amounts), terms))
 
 
 @dataclass(frozen=True)
@@ -156,25 +101,25 @@ class Bench:
         return _network(name, self.folder / "weights")
 
     @torch.no_grad()
-    def run(self, cell: Cell, follow: Any = None, grid: Sequence[int] | None = None, scheduler: Any = None) -> Tensor:
-        """Final states. follow: has `output(step, evaluated)`; without it all steps are plain."""
-        network, scheduler = self.network(cell.network), scheduler or cell.made()
+    def run(self, cell: Cell, leaps: Leaps | None = None) -> Tensor:
+        """Final states, of the plain run or of one that leaps."""
+        network, scheduler = self.network(cell.network), cell.made()
         x = torch.randn(self.samples, *cell.kind.shape, generator=torch.Generator().manual_seed(7))
-        x = x * float(scheduler.init_noise_sigma) if hasattr(scheduler, "init_noise_sigma") else x
+        x = x * float(getattr(scheduler, "init_noise_sigma", 1.0))
         labels = torch.arange(self.samples) % zoo.CLASSES
         both = torch.cat([labels, torch.full_like(labels, zoo.NOBODY)])
-        evaluated = None if grid is None else set(grid)
-        for i, time in enumerate(scheduler.timesteps):
-            output = None
-            if evaluated is None or i in evaluated:
+        for step, time in enumerate(scheduler.timesteps):
+            if leaps is not None and not leaps.evaluates(step):
+                output = leaps.predict(step)[0]
+            else:
                 given = scheduler.scale_model_input(x, time) if hasattr(scheduler, "scale_model_input") else x
                 if cell.guidance == 1:
                     output = network(given, time.expand(len(x)), labels)
                 else:
                     e_c, e_u = network(torch.cat([given, given]), time.expand(2 * len(x)), both).chunk(2)
                     output = e_u + cell.guidance * (e_c - e_u)
-            used = output if follow is None else follow.output(i, output)
-            x = scheduler.step(used, time, x, return_dict=False)[0]
+                output = output if leaps is None else leaps.observe(step, (output,))[0]
+            x = scheduler.step(output, time, x, return_dict=False)[0]
         return x
 
     def plain(self, cell: Cell) -> Tensor:
@@ -184,18 +129,32 @@ class Bench:
             write_atomically(path, save({"x": self.run(cell).contiguous()}))
         return load_file(path)["x"]
 
-    def leaping(
-        self, cell: Cell, grid: Sequence[int], slope: float, corrector: float, axis: Sequence[float] | None = None
-    ) -> Result:
-        run = described(cell)
-        leaps = Leaps(run, grid, slope, corrector, axis or run.positions)
-        x = self.run(cell, leaps, grid)
-        return Result(x, tuple(leaps.missed))
+    def measure(self, cell: Cell, plan: Plan) -> Measured:
+        leaps = Leaps(plan, described(cell), Estimate(1.0))
+        x, plain = self.run(cell, leaps), self.plain(cell)
+        errors = (x - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
+        missed = leaps.estimated_error(x)
+        return Measured(plan.evaluations / plan.steps, _array(errors), np.ones(0) if missed is None else _array(missed))
 
-    def errors(self, cell: Cell, x: Tensor) -> Array:
-        """The relative difference from the plain run, per sample."""
-        plain = self.plain(cell)
-        return np.asarray(((x - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).double().numpy())
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """share: of evaluated steps. errors: relative differences from the plain run, per sample. missed: the root of the
+    sum of squares of what the leaps missed, relative to the final state, from which an estimate follows."""
+
+    share: float
+    errors: Array
+    missed: Array
+
+    @property
+    def quality(self) -> Array:
+        """Mean and worst 5 % in dB."""
+        decibels = -20 * np.log10(np.clip(self.errors, 1e-6, None))
+        return np.array([decibels.mean(), np.quantile(decibels, 0.05)])
+
+
+def _array(values: Tensor) -> Array:
+    return np.asarray(values.double().numpy())
 
 
 @functools.cache
@@ -203,27 +162,107 @@ def _network(name: str, folder: Path) -> nn.Module:
     return zoo.network(name, folder)
 
 
-def decibels(errors: Array) -> Array:
-    return np.asarray(-20 * np.log10(np.clip(errors, 1e-6, None)))
+def cells(networks: Sequence[str], steps: Sequence[int], names: Sequence[str], scale: float) -> list[Cell]:
+    """names: of schedulers. scale: of guidance; 0 is the network's own."""
+    return [
+        Cell(network, name, count, scale or zoo.MEMBERS[network].guidance)
+        for network in networks
+        for count in steps
+        for name in schedulers(zoo.MEMBERS[network])
+        if name in names
+    ]
 
 
-def quality(errors: Array) -> tuple[float, float]:
-    """Mean and worst 5 % in dB."""
-    found = decibels(errors)
-    return float(found.mean()), float(np.quantile(found, 0.05))
+# -- tables
 
 
-def cells(
-    networks: Sequence[str],
-    steps: Sequence[int] = (20, 28, 50, 100),
-    names: Sequence[str] | None = None,
-    scales: Sequence[float] = (0.0,),
-) -> Iterator[Cell]:
-    """scales: guidance scales; 0 is the network's own."""
-    for network in networks:
-        kind = zoo.MEMBERS[network]
-        for name in schedulers(kind):
-            if names is None or name in names:
-                for count in steps:
-                    for scale in scales:
-                        yield Cell(network, name, count, scale or kind.guidance)
+def default_table(bench: Bench, chosen: Sequence[Cell]) -> None:
+    """The default in every cell."""
+    print("| network | scheduler | steps | guidance | share | mean / worst 5 % in dB |\n|---|---|---|---|---|---|")
+    found = []
+    for cell in chosen:
+        measured = bench.measure(cell, within().plan(described(cell)))
+        found.append(measured.quality)
+        print(f"| {cell} | {measured.share:.0%} | {found[-1][0]:.1f} / {found[-1][1]:.1f} |", flush=True)
+    mean = np.mean(found, axis=0)
+    print(f"| mean of {len(found)} cells | | | | | {mean[0]:.1f} / {mean[1]:.1f} |")
+
+
+def compared(bench: Bench, chosen: Sequence[Cell]) -> None:
+    """The prior with one of its numbers changed, at the same count of evaluations: what each is worth."""
+    variants = {"the prior": PRIOR}
+    for name, values in VARIANTS.items():
+        variants |= {f"{name} = {value}": replace(PRIOR, **{name: value}) for value in values}
+    print("| | mean / worst 5 % in dB | difference | least of the cells |\n|---|---|---|---|")
+    base: Array | None = None
+    for name, prior in variants.items():
+        rows = []
+        for cell in chosen:
+            run = described(cell)
+            plan = network_plan(run, within().plan(run).evaluations, prior)
+            rows.append(bench.measure(cell, plan).quality)
+        quality = np.array(rows)
+        base = quality if base is None else base
+        columns = (quality.mean(0), (quality - base).mean(0), (quality - base).min(0))
+        print(f"| {name} | " + " | ".join(f"{mean:+.1f} / {worst:+.1f}" for mean, worst in columns) + " |", flush=True)
+
+
+def law(bench: Bench, chosen: Sequence[Cell], counts: Sequence[int]) -> None:
+    """error = C (1/k - 1/N)^p: p and its residual, and how far the estimate is from the truth."""
+    found, ratios = [], []
+    for cell in chosen:
+        run = described(cell)
+        for count in counts:
+            measured = bench.measure(cell, network_plan(run, count))
+            found.append((cell.network, math.log10(1 / count - 1 / run.steps), *measured.quality))
+            if len(measured.missed) == len(measured.errors):
+                ratios.append(np.log2(measured.errors / measured.missed))
+    networks = sorted({row[0] for row in found})
+    for column, name in ((2, "mean"), (3, "worst 5 %")):
+        design = np.array([[row[1], *(float(row[0] == network) for network in networks)] for row in found])
+        decibels = np.array([row[column] for row in found])
+        solution, *_ = np.linalg.lstsq(design, decibels, rcond=None)
+        rest = np.std(decibels - design @ solution)
+        print(f"{name}: p = {-solution[0] / 20:.2f}, residual {rest:.1f} dB with a constant for each network")
+    ratio = np.concatenate(ratios)
+    centre = np.median(ratio)
+    right = np.mean(np.abs(ratio - centre) <= 1)
+    print(f"estimate: error = {2**centre:.3f} x what the leaps missed, within a factor of 2 for {right:.0%} of samples")
+
+
+FIRST_ORDER, SECOND_ORDER = ("DDIM", "Euler"), ("DPM++ 2M",)
+VARIANTS: dict[str, tuple[Any, ...]] = {
+    "slope": (0.8, 1.0),
+    "corrector": (0.7, 1.0),
+    "start": ((0.5, 0.2), (2.0, 0.2), (1.0, 0.3)),
+    "end": ((0.75, 0.12), (3.0, 0.12), (2.0, 0.2)),
+    "power": (3.0,),
+    "first": (3,),
+}
+GROUPS = {"choosing": zoo.CHOOSING, "kept-out": zoo.KEPT_OUT, "shipped": tuple(zoo.SHIPPED)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("default", "compare", "law"))
+    parser.add_argument("--networks", choices=tuple(GROUPS), default="choosing")
+    parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
+    parser.add_argument("--schedulers", nargs="+", default=[*FIRST_ORDER, *SECOND_ORDER])
+    parser.add_argument("--guidance-scale", type=float, default=0.0, help="0 is the network's own")
+    parser.add_argument("--counts", type=int, nargs="+", default=[11, 14, 18, 24, 30], help="of evaluated steps")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--out", type=Path, default=Path("results/zoo"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    bench = Bench(options.out, options.samples)
+    chosen = cells(GROUPS[options.networks], options.steps, options.schedulers, options.guidance_scale)
+    if options.what == "default":
+        default_table(bench, chosen)
+    elif options.what == "compare":
+        compared(bench, chosen)
+    else:
+        law(bench, [cell for cell in chosen if cell.steps > max(options.counts)], options.counts)
+
+
+if __name__ == "__main__":
+    main()

@@ -159,7 +159,7 @@ def components() -> Data:
 def latents() -> Data:
     """What the shipped autoencoder makes of the pictures."""
     x, labels = load_split(DEBIAN_FOLDER, "train", 2_000)
-    autoencoder: Any = thg.shipped_pipeline("eps").vae  # type: ignore[attr-defined]
+    autoencoder: Any = thg.shipped_pipeline("eps").vae
     with torch.no_grad():
         parts = [autoencoder.encode(part).latent_dist.mean for part in x.split(500)]
     return torch.cat(parts) * autoencoder.config.scaling_factor, labels
@@ -247,6 +247,7 @@ KINDS = {
     "rings, flow, perceptron": Kind(
         lambda: Perceptron(2), rings, (2,), "flow", {}, 2.0, 4000, rate=2e-3, kept_out=True
     ),
+    "gratings, noise, U-Net": Kind(lambda: UNet(1), gratings, PIXELS, "epsilon", LINEAR, 4.0, 600),
     "blobs, flow, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "flow", {}, 5.0, 600),
 }
 
@@ -348,7 +349,7 @@ class Prompted(nn.Module):
         self.own: Any = pipe.unet if name == "eps" else pipe.transformer
         with torch.no_grad():
             if name == "eps":
-                self.embeds = (pipe.encode_prompt(prompts, "cpu", 1, False)[0],)
+                self.embeds: tuple[Tensor, ...] = (pipe.encode_prompt(prompts, "cpu", 1, False)[0],)
             else:
                 encoded = pipe.encode_prompt(prompts, None, None, max_sequence_length=1, device="cpu")
                 self.embeds = (encoded[0], encoded[2])
@@ -356,7 +357,7 @@ class Prompted(nn.Module):
     def forward(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
         names = ("encoder_hidden_states", "pooled_projections")
         embeds = {name: embed[label] for name, embed in zip(names, self.embeds, strict=False)}
-        return self.own(x, timestep=time, **embeds, return_dict=False)[0]  # type: ignore[no-any-return]
+        return self.own(x, timestep=time, **embeds, return_dict=False)[0]
 
 
 Member = Kind | Mixture | Shipped

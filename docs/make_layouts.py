@@ -136,10 +136,7 @@ REFUSED: dict[str, str] = {
 
 
 def main(check: Path | None) -> None:
-    by_hand = {name: row for row, names in BY_HAND for name in names.split()}
-    by_hand |= {name: ("refused", {"why": why}) for why, names in REFUSED.items() for name in names.split()}
-    read = {name: row for name, source, call in sources() if (row := read_layout(source, call)) is not None}
-    rows = read | by_hand
+    rows = layouts()
     if check is not None:
         compare(rows, json.loads(check.read_text()))
     members: dict[str, list[str]] = defaultdict(list)
@@ -151,7 +148,17 @@ def main(check: Path | None) -> None:
         groups.append({"kind": kind, "options": options, "pipelines": sorted(names, key=str.lower)})
     table = {"diffusers": diffusers.__version__, "groups": groups}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(rows)} pipelines: {len(read)} read from the source, {len(by_hand)} by hand")
+    print(f"{len(rows)} pipelines")
+
+
+def layouts() -> dict[str, Row]:
+    """The layout of each pipeline class."""
+    read = {name: row for name, source, call in sources() if (row := read_layout(source, call)) is not None}
+    by_hand = {name: row for row, names in BY_HAND for name in names.split()}
+    refused: dict[str, Row] = {
+        name: ("refused", {"why": why}) for why, names in REFUSED.items() for name in names.split()
+    }
+    return read | by_hand | refused
 
 
 def sources() -> list[tuple[str, str, str]]:
@@ -159,12 +166,14 @@ def sources() -> list[tuple[str, str, str]]:
     found = []
     for path in sorted(PIPELINES.rglob("pipeline_*.py")):
         text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
         for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and not any("PAG" in ast.unparse(base) for base in node.bases):
-                calls = [item for item in node.body if getattr(item, "name", "") == "__call__"]
-                if calls and "Pipeline" in node.name and not node.name.startswith("Onnx"):
-                    source, call = (ast.get_source_segment(text, part) or "" for part in (node, calls[0]))
-                    found.append((node.name, source, call))
+            if not isinstance(node, ast.ClassDef) or "Pipeline" not in node.name or node.name.startswith("Onnx"):
+                continue
+            calls = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__call__"]
+            if calls and not any("PAG" in ast.unparse(base) for base in node.bases):
+                source, call = ("\n".join(lines[part.lineno - 1 : part.end_lineno]) for part in (node, calls[0]))
+                found.append((node.name, source, call))
     return found
 
 

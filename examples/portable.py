@@ -84,17 +84,18 @@ def evaluations(steps: int, error: float, order: int, prior: dict[str, Any]) -> 
     return min(steps, max(prior["fewest"], math.floor(count + 0.5)))
 
 
-def grid(count: int, sizes: Vector, prior: dict[str, Any]) -> list[int]:
-    """The steps that are evaluated. sizes: how far each step moves the network's input, per unit of its output."""
-    steps, first = len(sizes), min(prior["first"], count - 1)
+def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
+    """The steps that are evaluated. angles: arctan(sigma / alpha) at the start of each step."""
+    steps, first = len(angles), min(prior["first"], count - 1)
     if count >= steps or first < 1:
         return list(range(min(count, steps)))
-    by_index = [tapering((i + 0.5) / steps, prior) for i in range(steps)]
-    total, covered, by_distance = sum(sizes), 0.0, []
+    sizes = [abs(a - b) for a, b in zip(angles, [*angles[1:], 0.0], strict=True)]
+    total, covered, by_angle = sum(sizes), 0.0, []
     for size in sizes:
-        by_distance.append(tapering((covered + size / 2) / total, prior) * size)
+        by_angle.append(tapering((covered + size / 2) / total, prior) * size)
         covered += size
-    density = [a / sum(by_index) + b / sum(by_distance) for a, b in zip(by_index, by_distance, strict=True)]
+    by_index = [tapering((i + 0.5) / steps, prior) for i in range(steps)]
+    density = [a / sum(by_index) + b / sum(by_angle) for a, b in zip(by_index, by_angle, strict=True)]
     inner = lightest(density[first - 1 :], count - first + 1, prior)
     return [*range(first - 1), *(first - 1 + i for i in inner)]
 
@@ -112,8 +113,7 @@ def lightest(density: Vector, count: int, prior: dict[str, Any]) -> list[int]:
     def weight(begin: int, end: int) -> float:
         if end - begin == 1:
             return 0.0  # nothing is predicted
-        share = sum(density[begin:end]) / total
-        return float(share ** prior["power"] * (prior["outer"] if end == steps - 1 else 1.0))
+        return float((sum(density[begin:end]) / total) ** prior["power"])
 
     best: list[tuple[float, list[int]]] = [(0.0, [0])] + [(math.inf, [])] * (steps - 1)
     for _ in range(count - 1):
@@ -134,22 +134,16 @@ def lightest(density: Vector, count: int, prior: dict[str, Any]) -> list[int]:
 # -- predictions and corrections
 
 
-def places(times: Sequence[float]) -> list[int]:
-    """The position of each step: its index. Steps with the same time (some schedules round it) share one."""
-    distinct = list(dict.fromkeys(times))
-    return [distinct.index(time) for time in times]
-
-
-def line(nodes: Sequence[int], at: int, place: Sequence[int], slope: float) -> dict[int, float]:
+def line(nodes: Sequence[int], at: int, slope: float) -> dict[int, float]:
     """The weights of the last two evaluations in a prediction."""
     before, last = nodes
-    w = slope * (place[at] - place[last]) / (place[last] - place[before])
+    w = slope * (at - last) / (last - before)
     return {before: -w, last: 1 + w}
 
 
-def parabola(nodes: Sequence[int], at: int, place: Sequence[int]) -> dict[int, float]:
+def parabola(nodes: Sequence[int], at: int) -> dict[int, float]:
     """The weights of three evaluations in the parabola through them."""
-    return {n: math.prod((place[at] - place[m]) / (place[n] - place[m]) for m in nodes if m != n) for n in nodes}
+    return {n: math.prod((at - m) / (n - m) for m in nodes if m != n) for n in nodes}
 
 
 def gains(matrix: list[Vector], start: int, missed: list[dict[int, float]]) -> list[dict[int, float]]:
@@ -176,23 +170,21 @@ def gains(matrix: list[Vector], start: int, missed: list[dict[int, float]]) -> l
     return [dict(zip(nodes, gain, strict=True)) for gain in found]
 
 
-def table(
-    evaluated: Sequence[int], place: Sequence[int], matrix: list[Vector], prior: dict[str, Any]
-) -> list[dict[int, float]]:
+def table(evaluated: Sequence[int], matrix: list[Vector], prior: dict[str, Any]) -> list[dict[int, float]]:
     """For each step, the weights of the evaluated outputs in what the sampler gets."""
     rows: list[dict[int, float]] = []
     corrections: list[dict[int, float]] = [{} for _ in matrix]
     for step in range(len(matrix)):
         before = [e for e in evaluated if e < step]
         if step not in evaluated:
-            rows.append(line(before[-2:], step, place, prior["slope"]))
+            rows.append(line(before[-2:], step, prior["slope"]))
             continue
         rows.append({step: 1.0})
         if len(before) > 1 and step - before[-1] > 1:
             missed = []
             for at in range(before[-1], step):
-                used = line(before[-2:], at, place, prior["slope"])
-                better = parabola((*before[-2:], step), at, place)
+                used = line(before[-2:], at, prior["slope"])
+                better = parabola((*before[-2:], step), at)
                 missed.append({n: prior["corrector"] * (b - used.get(n, 0.0)) for n, b in better.items()})
             for i, gain in enumerate(gains(matrix, before[-1], missed)):
                 for n, value in gain.items():
@@ -208,11 +200,11 @@ def main(vectors: dict[str, Any]) -> None:
     for case in vectors["cases"]:
         steps = case["steps"]
         matrix = response(SAMPLERS[case["sampler"]](case["levels"]), steps)
-        scales = [*case["input_scales"][1:], 1.0]
-        sizes = [abs(matrix[n][n]) * scales[n] for n in range(steps)]
-        evaluated = grid(evaluations(steps, vectors["error"], case["order"], prior), sizes, prior)
+        flow = case["sampler"] == "flow_euler"
+        angles = [math.atan2(level, 1 - level if flow else 1) for level in case["levels"][:steps]]
+        evaluated = grid(evaluations(steps, vectors["error"], case["order"], prior), angles, prior)
         assert evaluated == case["evaluated"], case["name"]
-        found, expected = table(evaluated, places(case["times"]), matrix, prior), [dict(row) for row in case["weights"]]
+        found, expected = table(evaluated, matrix, prior), [dict(row) for row in case["weights"]]
         off = max(
             abs(row.get(n, 0.0) - want.get(n, 0.0))
             for row, want in zip(found, expected, strict=True)

@@ -21,6 +21,8 @@ from torch import nn
 from thg.files import atomic_target
 from training.data import DEBIAN_FOLDER
 
+WORK = "build/training"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -38,11 +40,13 @@ class Options:
     threads: int
 
 
-def parse_options(description: str, arguments: list[str] | None, *, steps: int, learning_rate: float) -> Options:
-    """The options that all training stages have, with a stage's own defaults; `arguments` are the command line's."""
+def option_parser(
+    description: str, *, steps: int, learning_rate: float, data: Path = DEBIAN_FOLDER, work: str = WORK
+) -> argparse.ArgumentParser:
+    """A parser of the options that all training stages have, with a stage's own defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of all intermediate files")
-    parser.add_argument("--data", type=Path, default=DEBIAN_FOLDER, help="folder of the four Fashion-MNIST files")
+    parser.add_argument("--work", type=Path, default=Path(work), help="folder of all intermediate files")
+    parser.add_argument("--data", type=Path, default=data, help="folder of the training data")
     parser.add_argument("--steps", type=int, default=steps, help="optimizer steps")
     parser.add_argument("--minutes", type=float, help="end earlier, after this long (then the result depends on speed)")
     parser.add_argument("--batch", type=int, default=128)
@@ -51,6 +55,14 @@ def parse_options(description: str, arguments: list[str] | None, *, steps: int, 
     parser.add_argument("--limit", type=int, help="use only this many pictures")
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=2)
+    return parser
+
+
+def parse_options(
+    description: str, arguments: list[str] | None, *, steps: int, learning_rate: float, work: str = WORK
+) -> Options:
+    """The options of a stage that has no others; `arguments` are the command line's."""
+    parser = option_parser(description, steps=steps, learning_rate=learning_rate, work=work)
     return Options(**vars(parser.parse_args(arguments)))
 
 

@@ -40,10 +40,10 @@ def build_merges(words: list[str]) -> list[tuple[str, str]]:
     return list(ranks)
 
 
-def build_tokenizer() -> CLIPTokenizer:
-    """The tokenizer of both models."""
+def build_tokenizer(words: list[str] | None = None) -> CLIPTokenizer:
+    """A tokenizer with one token for each of these words; by default the tokenizer of both garment models."""
     letters = sorted(ByteLevel.alphabet())
-    merges = build_merges(caption_words())
+    merges = build_merges(caption_words() if words is None else words)
     tokens = letters + [letter + END for letter in letters] + ["".join(pair) for pair in merges]
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
     for special in ("<|startoftext|>", "<|endoftext|>"):

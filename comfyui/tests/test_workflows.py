@@ -86,16 +86,14 @@ def test_regions(eps):
     assert result.share < SHARE
 
 
-@pytest.mark.parametrize("other", [1, 2])
 @pytest.mark.parametrize("name", ["eps", "flow"])
-def test_conditions_that_are_combined(name, other, request):
+def test_conditions_that_are_combined_are_all_evaluated(name, request):
+    """A boot or a dress: leaps that were 0.5 % off made the other one (11 dB)."""
     shipped = request.getfixturevalue(name)
-    prompts = shipped.encode(PROMPTS[0]) + shipped.encode(PROMPTS[other])
-    result = compared(shipped, shipped.model, steps=STEPS, positive=prompts)
-    print(f"\n{name} {PROMPTS[other]} {result}")
-    assert result.psnr > ALIKE
-    assert result.share < SHARE
-    assert estimate(result.ours.latents) > result.error / 4
+    prompts = shipped.encode(PROMPTS[0]) + shipped.encode(PROMPTS[1])
+    result = compared(shipped, shipped.model, steps=12, positive=prompts)
+    assert torch.equal(result.ours.latents, result.plain.latents)
+    assert "several conditions are combined" in report(result.ours.latents)
 
 
 def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps):

@@ -26,13 +26,30 @@ def state(guider: Any, model_options: dict[str, Any], sigma: float) -> State:
     )
 
 
+def combines(guider: Any, sigma: float) -> bool:
+    """Are several conditions of one branch averaged over the whole picture at this noise level?
+
+    Each pulls the picture its own way, and a small error decides which of them wins.
+    """
+    return any(
+        sum("area" not in entry and "mask" not in entry for entry in _entries(condition, sigma)) > 1
+        for condition in getattr(guider, "conds", {}).values()
+    )
+
+
 def _active(condition: list[dict[str, Any]], sigma: float) -> tuple[Any, ...]:
-    """The entries of a condition that are active at this noise level, each with everything that may change."""
+    """The active entries of a condition, each with everything that may change."""
     return tuple(
         (entry.get("uuid"), *_controls(entry.get("control"), sigma), *_keyframes(entry.get("hooks"), sigma))
-        for entry in condition
-        if entry.get("timestep_start", sigma) >= sigma >= entry.get("timestep_end", sigma)
+        for entry in _entries(condition, sigma)
     )
+
+
+def _entries(condition: list[dict[str, Any]], sigma: float) -> Iterator[dict[str, Any]]:
+    """Those that are active at this noise level."""
+    for entry in condition:
+        if entry.get("timestep_start", sigma) >= sigma >= entry.get("timestep_end", sigma):
+            yield entry
 
 
 def _limits(function: Any) -> Iterator[float]:

@@ -33,7 +33,7 @@ class DryRun:
     """The inputs of a run: its sampler, its noise levels, the guider with the model."""
 
     def __init__(self, sampler: Any, sigmas: Tensor, guider: Any, seed: int | None) -> None:
-        self._function = getattr(sampler, "sampler_function", None)
+        self._function: Any = getattr(sampler, "sampler_function", None)
         self._options = getattr(sampler, "extra_options", {})
         self._name = getattr(self._function, "__name__", type(sampler).__name__)
         self._sigmas = sigmas.detach().cpu()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .breaks import state
+from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
 from .core.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
@@ -30,6 +30,8 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+MISSED = "a prediction had missed by more than the output itself (an unstable sampler, or contradicting conditions)"
+COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
 log = logging.getLogger(__name__)
@@ -69,11 +71,14 @@ class Session:
         try:
             if reason := obstacle(extra_args["model_options"]):
                 raise ScheduleError(reason)
-            self._begin(DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
+            self._begin(guider, DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
         except (ScheduleError, PlanError) as error:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
+        failed = [leaps.failed_at for leaps in self._leaps if leaps.failed_at is not None]
+        if failed:
+            self.note = f"nothing is skipped from call {min(failed) + 1} on: {MISSED}"
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
             self._error = max((float(error.max()) for error in errors if error is not None), default=None)
@@ -97,16 +102,16 @@ class Session:
                 leaps.forget()
             self._state = now
         space = Space(self._schedule, x, timestep, self._calls.units[call])
-        if self._leaps[0].evaluates(call):
+        if any(leaps.evaluates(call) for leaps in self._leaps):
             self.marks += EVALUATED
-            random = _random_state(x) if call == 0 else None
+            random = _random_state(x)
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
             outputs = [space.output(part) for part in evaluated]
             used = [leaps.observe(call, (output,))[0] for leaps, output in zip(self._leaps, outputs, strict=True)]
             same = all(a is b for a, b in zip(used, outputs, strict=True))
             denoised = evaluated if same else [space.denoised(part) for part in used]
-            if random is not None and not all(map(torch.equal, random, _random_state(x))):
-                self._plain(RANDOM)
+            if not all(map(torch.equal, random, _random_state(x))):
+                self._plain(RANDOM, call)
         else:
             self.marks += SKIPPED
             denoised = [space.denoised(leaps.predict(call)[0]) for leaps in self._leaps]
@@ -114,8 +119,10 @@ class Session:
 
     # -- the plan, and the network's space
 
-    def _begin(self, dry: DryRun) -> None:
+    def _begin(self, guider: Any, dry: DryRun) -> None:
         self._calls, runs = dry.run()
+        if any(combines(guider, sigma) for sigma in self._calls.sigmas):
+            raise ScheduleError(COMBINED)
         run = runs[0]
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
         share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED

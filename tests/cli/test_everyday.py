@@ -15,7 +15,7 @@ from diffusers import PNDMScheduler
 from PIL import Image
 
 import thg
-from tests.studio.tiny import tiny_stable_diffusion
+from tests.studio.tiny import tiny_animation, tiny_sound, tiny_stable_diffusion
 from thg.cli import main, pipelines
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
@@ -345,7 +345,7 @@ def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):
     shown = capsys.readouterr()
     assert "plain CFG                    6 NFE" in shown.out
     assert "same evaluations" not in shown.out  # nothing was saved
-    assert "nothing to skip" in shown.err
+    assert "with --steps 6 thg needs every evaluation" in shown.err
     assert main([*words, "--scheduler", "dpm"]) == 0
     assert "with --steps 6 thg needs every evaluation to stay within its tolerance" in capsys.readouterr().err
 
@@ -368,6 +368,22 @@ def test_a_column_that_cannot_be_made_is_left_out_with_its_reason(here, folder, 
     shown = capsys.readouterr()
     assert "no column 'THG, paper (sd15)': the plan is for 50 steps" in shown.err
     assert "thg   " in shown.out
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [(tiny_sound, ".wav"), (tiny_animation, ".gif")])
+def test_sounds_and_videos_are_compared(here, capsys, kind, suffix):
+    kind().save_pretrained("model")
+    words = ["compare", "a bag", "--model", "model", "--steps", "14", "-o", "sheet.png"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^thg .* dB", shown, re.MULTILINE)
+    names = {path.name for path in here.glob(f"*{suffix}")}
+    assert {f"sheet-plain-cfg-0{suffix}", f"sheet-thg-0{suffix}"} <= names
+    with Image.open("sheet.png") as sheet:
+        cell = np.asarray(sheet.convert("RGB"))[140:280, 220:370]
+    assert len(np.unique(cell.reshape(-1, 3), axis=0)) > 20  # a spectrogram, or frames
+    (here / "sheet.png").unlink()
+    assert "exists already" in fails(capsys, *words)
 
 
 def test_labels_have_their_letters():

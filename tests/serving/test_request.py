@@ -95,7 +95,9 @@ def test_it_saves_evaluations_and_keeps_the_picture(pipe):
     assert difference(half.run(), plain) < 0.05
     assert fast.served.report().evaluations < 0.8 * 2 * STEPS
     assert half.served.report().evaluations == STEPS
-    assert "20 of 40 network evaluations in 20 steps, estimated difference" in str(half.served.report())
+    report = half.served.report()
+    assert report.strip.count("●") == report.strip.count("○") == STEPS // 2
+    assert str(report).startswith(f"20 of 40 network evaluations in 20 steps {report.strip}, estimated difference ")
 
 
 def test_requests_in_flight_share_nothing(pipe):
@@ -196,7 +198,7 @@ def test_the_request_decides_before_the_server(monkeypatch):
         monkeypatch.setenv("THG_SERVING", text)
         assert server_setting() is None
     monkeypatch.setenv("THG_SERVING", "on request")
-    assert server_setting() == ServerSetting(None)
+    assert server_setting() == ServerSetting("on request", None)
     monkeypatch.setenv("THG_SERVING", "1%")
     setting = server_setting()
     assert setting.of_request(None) == setting.of_request({"other": 1}) == planned("1%")

@@ -43,10 +43,10 @@ class Server:
         with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
             return np.asarray(image.convert("L"), dtype=np.float64) / 255
 
-    def reports(self) -> list[tuple[int, int]]:
-        """(evaluations, those of the plain run) of each accelerated request so far, from the log of all ranks."""
-        found = re.findall(r"thg: request \S+: (\d+) of (\d+) network evaluations", self.log.read_text())
-        return [(int(made), int(plain)) for made, plain in found]
+    def reports(self) -> list[tuple[int, int, str]]:
+        """(evaluations, those of the plain run, steps) of each accelerated request, from the log of all ranks."""
+        line = r"thg: request \S+: (\d+) of (\d+) network evaluations in \d+ steps ([●○]+)"
+        return [(int(made), int(plain), strip) for made, plain, strip in re.findall(line, self.log.read_text())]
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_a_request_is_answered_with_fewer_evaluations_and_the_same_picture(serve
 def test_a_request_chooses_its_budget(server):
     before = len(server.reports())
     server.picture(**ASKED | {"diffusers_kwargs": {"thg": 0.5}})
-    assert server.reports()[before:] == [(20, 40)]
+    assert [report[:2] for report in server.reports()[before:]] == [(20, 40)]
 
 
 def test_a_request_without_guidance(server):
@@ -85,7 +85,8 @@ def test_two_ranks_skip_the_same_steps(model, server, tmp_path, ranks):
         plain = both.picture(**PLAIN)
         found = both.picture(**ASKED)
         reports = both.reports()
-    assert len(set(reports)) == 1
+    assert len(reports) == 2
+    assert reports[0] == reports[1]
     assert reports[0][0] <= 0.75 * reports[0][1]
     assert decibels(found, plain) > CLOSE
     assert decibels(plain, alone) > CLOSE

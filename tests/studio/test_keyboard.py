@@ -36,7 +36,7 @@ def test_everything_is_reached_and_shows_its_focus(opened):
     page = opened()
     set_up(page, seed=60)
     generate(page)
-    page.click("summary")
+    page.click("#more summary")
     reached = {}
     page.locator(".skip").focus()
     for _ in range(60):
@@ -71,7 +71,7 @@ def test_every_control_has_a_name(opened):
     page = opened()
     set_up(page, seed=61)
     generate(page)
-    page.click("summary")
+    page.click("#more summary")
     for view in ("side", "swipe", "difference"):
         page.check(f'input[name="view"][value="{view}"]')
         assert page.evaluate(NAMELESS) == []

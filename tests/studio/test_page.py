@@ -37,7 +37,7 @@ def test_previews_and_progress_while_it_runs(opened, studio):
     set_up(page, seed=8, steps=20)
     with held(studio.engine, after=12):
         page.click("#generate")
-        expect(page.locator("#pane-plain .count")).to_have_text("step 12 of 20")
+        expect(page.locator("#pane-plain .count")).to_contain_text("step 12 of 20")
         assert page.locator("#pane-plain progress").evaluate("bar => bar.value") == pytest.approx(12 / 20)
         assert picture_width(page, "plain") == 32
         assert text(page, "#pane-thg .count") == "waiting"
@@ -57,10 +57,11 @@ def test_slider_moves_plan_and_numbers(opened):
     expect(page.locator("#fidelity")).to_have_text("0.01 %")
     page.keyboard.press("Home")
     expect(page.locator("#fidelity")).to_have_text("10 %")
-    expect(page.locator("#nfe")).to_have_text("26")
-    expect(page.locator("#cost")).to_have_text("26 of 40 evaluations")
-    expect(page.locator('.mark[aria-pressed="true"]')).to_have_count(6)
-    expect(page.locator("#saved")).to_have_text("35 %")
+    expect(page.locator("#nfe")).to_have_text("14")
+    expect(page.locator("#cost")).to_have_text("14 of 40 evaluations")
+    expect(page.locator('.mark[aria-pressed="true"]')).to_have_count(7)
+    expect(page.locator(".mark.skipped")).to_have_count(13)
+    expect(page.locator("#saved")).to_have_text("65 %")
     assert link(page)["error"] == "0.1"
 
 
@@ -90,7 +91,7 @@ def test_marks_are_edited_by_click_drag_and_keyboard(opened):
 
 def test_settings_of_a_custom_plan(opened):
     page = opened(TEN_STEPS)
-    page.click("summary")
+    page.click("#more summary")
     page.fill("#cutoff", "5")
     page.fill("#boost", "1.1")
     choose(page, "order", "1")
@@ -109,7 +110,7 @@ def test_settings_of_a_custom_plan(opened):
 
 def test_a_reply_leaves_the_field_that_is_being_typed_in(opened):
     page = opened(TEN_STEPS)
-    page.click("summary")
+    page.click("#more summary")
     requests = []
     page.route("**/api/plan", lambda route: requests.append(route))  # held back until the next field has its number
     with page.expect_request("**/api/plan"):
@@ -137,7 +138,7 @@ def test_dice_rolls_another_seed(opened):
 def test_size_and_scheduler_of_the_run(opened):
     page = opened()
     set_up(page, seed=2)
-    page.click("summary")
+    page.click("#more summary")
     page.fill("#width", "48")
     page.fill("#height", "32")
     page.select_option("#scheduler", label="Heun")
@@ -196,7 +197,7 @@ def test_history_brings_a_run_back(opened):
 def test_permalink_brings_everything_back(opened):
     page = opened()
     set_up(page, seed=123, prompt="dark trousers & more")
-    page.locator(".mark").nth(5).click()
+    page.locator(".mark").nth(2).click()
     expect(page.locator('input[name="kind"][value="custom"]')).to_be_checked()
     generate(page)
     address, nfe = page.url, number(page, "thg", "nfe")
@@ -218,7 +219,7 @@ def test_cancel_in_the_middle(opened, studio):
     set_up(page, seed=41, steps=150)
     with held(studio.engine) as network, studio.client() as client:
         page.click("#generate")
-        expect(page.locator("#pane-plain .count")).to_have_text("step 5 of 150")
+        expect(page.locator("#pane-plain .count")).to_contain_text("step 5 of 150")
         page.click("#cancel")
         expect(page.locator("#status")).to_have_text("cancelled")
         expect(page.locator("#pane-plain .count")).to_have_text("stopped")
@@ -234,7 +235,7 @@ def test_a_closed_tab_frees_the_worker(opened, studio):
     set_up(page, seed=42, steps=150)
     with held(studio.engine) as network, studio.client() as client:
         page.click("#generate")
-        expect(page.locator("#pane-plain .count")).to_have_text("step 5 of 150")
+        expect(page.locator("#pane-plain .count")).to_contain_text("step 5 of 150")
         page.close()
         until(lambda: client.get("/api/queue").json()["running"] is False)
         assert network.calls == 6

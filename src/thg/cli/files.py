@@ -72,9 +72,14 @@ def save_sound(path: Path, sound: Any, rate: int) -> None:
 
 def save_frames(path: Path, frames: Any, fps: int = 8) -> None:
     """An animated GIF (or WebP) of the frames of a video."""
-    pictures = [f if isinstance(f, Image.Image) else _picture(f) for f in frames]
+    pictures = frames_of(frames)
     with atomic_target(path) as target:
         pictures[0].save(target, save_all=True, append_images=pictures[1:], duration=1000 // fps, loop=0)
+
+
+def frames_of(video: Any) -> list[Image.Image]:
+    """The frames of a video as pictures, whatever type the pipeline has made."""
+    return [frame if isinstance(frame, Image.Image) else _picture(frame) for frame in video]
 
 
 def _picture(frame: Any) -> Image.Image:

@@ -149,6 +149,9 @@ class LeapingRun:
         if self._stepped:
             self._begin_step()
         index, self._index = self._index, self._index + 1
+        if self._evaluating:  # calls that came before the loop are not repeated
+            known = (k for k in range(index, len(self._calls)) if self._calls[k].repeats(call))
+            del self._calls[index : next(known, index)]
         seen = self._calls[index] if index < len(self._calls) else None
         if seen is None or not seen.repeats(call):
             self._break(at=index)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
+from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
 from thg.plans.fidelity import PRIOR, network_plan, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
@@ -260,7 +260,7 @@ class Planned:
     def leaps(self, run: Run) -> Leaps:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
-        share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
+        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
         return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
 
     def guide(self, run: Run) -> Guide:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from thg.plans.response import Response
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Term: TypeAlias = "tuple[Tensor, ...]"
+    Term = tuple[Tensor, ...]
+else:
+    Term = tuple  # importing torch takes a second
 """What is predicted: an output that reaches the sampler, or a guidance term; a tensor for each of the network's."""
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thg.adapter.describe import describe
 from thg.plans.leaps import Leaps
+from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
 from thg.plans.response import ADDS_NOISE
 from thg.plans.run import Run, Term
@@ -33,8 +34,13 @@ class Report:
     estimated_error: float | None
     note: str = ""
 
+    @property
+    def strip(self) -> str:
+        """One mark per step: ● the network ran, ○ it did not."""
+        return "".join(EVALUATED if ran else SKIPPED for ran in self.evaluated)
+
     def __str__(self) -> str:
-        text = f"{self.evaluations} of {self.plain_evaluations} network evaluations in {self.steps} steps"
+        text = f"{self.evaluations} of {self.plain_evaluations} network evaluations in {self.steps} steps {self.strip}"
         if self.estimated_error is not None:
             text += f", estimated difference {self.estimated_error:.2%}"
         return text + (f"; {self.note}" if self.note else "")
@@ -45,7 +51,7 @@ class Report:
             "steps": self.steps,
             "evaluations": self.evaluations,
             "plain_evaluations": self.plain_evaluations,
-            "evaluated": "".join(map(str, self.evaluated)),
+            "evaluated": self.strip,
             "estimated_error": self.estimated_error,
             "note": self.note,
         }

@@ -17,8 +17,9 @@ FORMS = '"1%" (a tolerance), 0.5 (a share of the evaluations) or "off"'
 
 @dataclass(frozen=True)
 class ServerSetting:
-    """default: for requests that ask for nothing; None: they run as they are."""
+    """text: as it was written. default: for requests that ask for nothing; None: they run as they are."""
 
+    text: str
     default: Planned | None
 
     def of_request(self, extra: Any) -> Planned | None:
@@ -33,7 +34,7 @@ def server_setting() -> ServerSetting | None:
     text = os.environ.get(VARIABLE, "").strip()
     if text.lower() in ("", OFF, "0"):
         return None
-    return ServerSetting(None if text.lower() == ON_REQUEST else planned(text))
+    return ServerSetting(text, None if text.lower() == ON_REQUEST else planned(text))
 
 
 def planned(value: Any) -> Planned | None:

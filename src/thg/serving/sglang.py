@@ -13,7 +13,7 @@ from typing import Any
 import thg
 from thg.errors import UnsupportedPipelineError
 from thg.serving.request import Report, ServedRun, run_of
-from thg.serving.setting import KEY, ServerSetting, server_setting
+from thg.serving.setting import KEY, VARIABLE, ServerSetting, server_setting
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,7 @@ class Hooks:
         if own:
             logger.warning("thg: %s has a method %s of its own and runs as it is", type(stage).__name__, own)
         else:
-            logger.info(
-                "thg: %s runs with %s", type(stage).__name__, self._setting.default or "what a request asks for"
-            )
+            logger.info("thg: %s follows %s=%s", type(stage).__name__, VARIABLE, self._setting.text)
 
     def begin(self, _: None, stage: Any, ctx: Any, batch: Any, server_args: Any) -> None:
         """A loop begins: its time steps and scheduler are set."""
@@ -66,7 +64,7 @@ class Hooks:
         if planned is None or ctx.is_warmup or _own_method(type(stage)):
             return
         if reason := _obstacle(stage, batch):
-            logger.info("thg: request %s runs as it is: %s", batch.request_id, reason)
+            logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
         run = run_of(ctx.scheduler, ctx.timesteps, branches, ctx.extra_step_kwargs)
@@ -105,7 +103,7 @@ class Hooks:
         try:
             thg.enable(pipe, planned.planner)
         except UnsupportedPipelineError as error:
-            logger.warning("thg: request %s runs as it is: %s", batch.request_id, error)
+            logger.warning("thg: request %s runs as it is: %s", _name(batch), error)
             return original(stage, batch, server_args)
         try:
             result = original(stage, batch, server_args)
@@ -113,14 +111,14 @@ class Hooks:
         finally:
             thg.disable(pipe)
         ran = tuple(int(count > 0) for count in done.evaluations)
-        error = max(done.estimated_error) if done.estimated_error else None
-        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, error, done.note))
+        worst = max(done.estimated_error) if done.estimated_error else None
+        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, worst, done.note))
         return result
 
     # -- the report
 
     def _publish(self, batch: Any, report: Report) -> None:
-        logger.info("thg: request %s: %s", batch.request_id, report)
+        logger.info("thg: request %s: %s", _name(batch), report)
         if batch.metrics is not None:
             batch.metrics.thg = report.as_dict()
         self._count(report)
@@ -146,6 +144,11 @@ class Hooks:
 def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
     """The metadata of a result, and of the performance log."""
     return {**result, "thg": metrics.thg} if hasattr(metrics, "thg") else result
+
+
+def _name(batch: Any) -> str:
+    """Of a request; one that does not come from the server has none."""
+    return batch.request_id or "-"
 
 
 def _own_method(stage: type) -> str:

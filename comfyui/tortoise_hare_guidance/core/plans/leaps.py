@@ -28,7 +28,7 @@ from ..plans.run import Run, Term
 if TYPE_CHECKING:
     from torch import Tensor
 
-HOPELESS = 1.0  # relative miss of a prediction, above which the rest of a run is evaluated
+HOPELESS = 2.0  # relative miss of a prediction, above which the rest of a run is evaluated
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Leaps:
     def evaluates(self, step: int) -> bool:
         """Must the quantity be evaluated at this step?
 
-        A line needs two evaluations. After a prediction that has missed by more than the quantity itself (an unstable
+        A line needs two evaluations. After a prediction that has missed by twice the quantity itself (an unstable
         sampler, contradicting conditions) nothing is predicted any more; this may be noticed a few steps later, because
         the host does not wait for the device.
         """
