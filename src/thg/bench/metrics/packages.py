@@ -51,8 +51,9 @@ class PackageMetric:
         """One number per sample, or one for the set."""
         done = self._run([self.name], json.dumps(job))
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise MetricError(f"{self.name} failed in {self.python}: {reason[:300]}")
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            reason = next((line for line in reversed(lines) if "Error:" in line), lines[-1])
+            raise MetricError(f"{self.name} failed in {self.python}: {reason.strip()[:300]}")
         values: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
         if not all(map(math.isfinite, values)):
             raise MetricError(f"{self.name} in {self.python} gave NaN or infinity")
