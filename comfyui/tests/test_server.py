@@ -43,6 +43,14 @@ def test_the_nodes_are_listed(server):
     assert "IMPORT FAILED: tortoise" not in server.log.read_text()
 
 
+def test_searches_find_the_nodes_and_the_examples(server):
+    """The page looks for templates by their names, and for nodes by their names and these words."""
+    nodes = server.get("/object_info")
+    for word in ("tortoise", "faster", "speed", "cfg"):
+        assert all(word in name.lower() for name in EXAMPLES)
+        assert all(word in nodes[name]["search_aliases"] for name in ("TortoiseHareGuidance", "TortoiseHareReport"))
+
+
 def test_the_examples_are_among_the_templates(server):
     assert set(server.get("/workflow_templates")["tortoise_hare_guidance"]) == set(EXAMPLES)
 

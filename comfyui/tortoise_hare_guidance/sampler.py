@@ -67,7 +67,9 @@ class DryRun:
         if calls.response is not None:
             scales = np.array([self._scale(sigma) for sigma in calls.sigmas])
             calls = replace(calls, response=Response(calls.response.matrix, scales))
-        return calls, calls.run(self._sigmas.tolist(), None, map(self._log_snr, calls.sigmas))
+        cfg = getattr(self._guider, "cfg", None)
+        scale = float(cfg) if isinstance(cfg, int | float) else None
+        return calls, calls.run(self._sigmas.tolist(), scale, map(self._log_snr, calls.sigmas))
 
     def _log_snr(self, sigma: float) -> float:
         """The logarithm of the signal-to-noise ratio, from how the schedule mixes latents with noise."""
