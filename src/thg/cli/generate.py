@@ -15,7 +15,7 @@ from thg.cli.choice import chosen_plan
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
-from thg.models.garments import KNOWN_WORDS, knows
+from thg.models.garments import GARMENT_MODELS, KNOWN_WORDS, knows
 from thg.models.pretrained import sampling_rate
 from thg.pipelines import preview
 from thg.plans.planners import Choice
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_preview(args, pipe, plan))
         return 0
-    if unknown := [prompt for prompt in prompts if args.model in pipelines.SHIPPED and not knows(prompt)]:
+    if unknown := [prompt for prompt in prompts if args.model in GARMENT_MODELS and not knows(prompt)]:
         print(f"thg generate: {unknown[0]!r} has no word that this model knows; {KNOWN_WORDS}", file=sys.stderr)
     how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
     runs: list[Sampled] = []

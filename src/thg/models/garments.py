@@ -47,6 +47,9 @@ TONE_WORDS: Final = {
 }
 """All words that the captions used for a tone."""
 
+GARMENT_MODELS: Final = ("eps", "flow")
+"""The shipped models that draw garments."""
+
 KNOWN_WORDS: Final = f"it draws garments ({', '.join(GARMENTS)}) that are {', '.join(TONES)}"
 """What a prompt may ask for."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from thg.counting import counted_rows
 from thg.distribution import versions
 from thg.pipelines import api
 from thg.plans.plan import Plan
@@ -115,6 +116,7 @@ class Engine:
                 raise Cancelled
 
         def after_step(step: int, latents: Any) -> None:
+            stop_if_cancelled()  # nothing else is called at a step that the network skips
             emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
 
         arguments = self._arguments(request) | self._callback(after_step)
@@ -122,7 +124,9 @@ class Engine:
         started = time.perf_counter()
         try:
             if plan is None:
-                result, nfe, note, error = pipe(**arguments), 2 * calls, "", None
+                with counted_rows(pipe) as rows:
+                    result = pipe(**arguments)
+                nfe, note, error = rows.count // request.batch, "", None
             else:
                 with api.enabled(pipe, plan):
                     result, report = pipe(**arguments), api.summary(pipe)
@@ -132,7 +136,10 @@ class Engine:
             pipe.scheduler = self.model.schedulers.own
         stop_if_cancelled()
         seconds = time.perf_counter() - started - previews.seconds
-        return Result(Output.of(result, pipe), nfe, seconds, note, error)
+        output = Output.of(result, pipe)
+        if plan is None and output.kind == "video":  # the rows of a video may be its frames
+            nfe = 2 * calls
+        return Result(output, nfe, seconds, note, error)
 
     def _about(self, request: RunRequest, result: Result, plan: Plan | None = None) -> list[dict[str, Any]]:
         """How each picture of a side was made, for its metadata."""
