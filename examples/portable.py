@@ -81,7 +81,7 @@ def response(step: Step, steps: int) -> list[Vector]:
 def evaluations(steps: int, error: float, order: int, prior: dict[str, Any]) -> int:
     count = prior["evaluations"] * (0.01 / error) ** (1 / prior["order"]) * steps / (steps + prior["short_run"])
     count *= prior["second_order"] if order > 1 else 1.0
-    return min(steps, max(prior["fewest"], math.floor(count + 0.5)))
+    return min(steps, max(int(prior["fewest"]), math.floor(count + 0.5)))
 
 
 def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
