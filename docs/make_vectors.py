@@ -23,6 +23,7 @@ from thg.plans.run import Run
 
 VECTORS = Path(__file__).with_name("test_vectors.json")
 STEPS = (20, 30, 50)
+GUIDANCE_SCALE = 7.5
 LATENT = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 SAMPLERS = {
     "ddim": ("DDIMScheduler", {**LATENT, "clip_sample": False, "set_alpha_to_one": False}),
@@ -44,7 +45,7 @@ def vectors() -> dict[str, Any]:
 def case(sampler: str, steps: int) -> dict[str, Any]:
     name, config = SAMPLERS[sampler]
     scheduler = getattr(diffusers, name).from_config(config)
-    run = known_run(scheduler, steps)
+    run = replace(known_run(scheduler, steps), guidance_scale=GUIDANCE_SCALE)
     assert run.response is not None
     plan = within(DEFAULT_ERROR).plan(run)
     predicted, used = (_weights(chosen, run) for chosen in (replace(plan, corrector=0.0), plan))
@@ -53,7 +54,7 @@ def case(sampler: str, steps: int) -> dict[str, Any]:
         "sampler": sampler,
         "scheduler": {"class": name, **config},
         "steps": steps,
-        "order": run.order,
+        "guidance_scale": GUIDANCE_SCALE,
         "times": _rounded(run.times or ()),
         "levels": _rounded(_levels(scheduler)),
         "evaluated": list(plan.coarse),

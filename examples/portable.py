@@ -78,10 +78,13 @@ def response(step: Step, steps: int) -> list[Vector]:
 # -- the plan: at which steps the network runs
 
 
-def evaluations(steps: int, error: float, order: int, prior: dict[str, Any]) -> int:
-    count = prior["evaluations"] * (0.01 / error) ** (1 / prior["order"]) * steps / (steps + prior["short_run"])
-    count *= prior["second_order"] if order > 1 else 1.0
-    return min(steps, max(prior["fewest"], math.floor(count + 0.5)))
+def evaluations(steps: int, error: float, guidance_scale: float | None, prior: dict[str, Any]) -> int:
+    """How many steps are evaluated."""
+    q = prior["power_of_steps"]
+    count = (0.01 / error) ** (1 / prior["order"]) * (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
+    if guidance_scale is not None:
+        count *= max(1.0, (guidance_scale - 1) / 4) ** prior["guidance"]
+    return min(steps, max(int(prior["fewest"]), math.floor(count + 0.5)))
 
 
 def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
@@ -202,7 +205,7 @@ def main(vectors: dict[str, Any]) -> None:
         matrix = response(SAMPLERS[case["sampler"]](case["levels"]), steps)
         flow = case["sampler"] == "flow_euler"
         angles = [math.atan2(level, 1 - level if flow else 1) for level in case["levels"][:steps]]
-        evaluated = grid(evaluations(steps, vectors["error"], case["order"], prior), angles, prior)
+        evaluated = grid(evaluations(steps, vectors["error"], case["guidance_scale"], prior), angles, prior)
         assert evaluated == case["evaluated"], case["name"]
         found, expected = table(evaluated, matrix, prior), [dict(row) for row in case["weights"]]
         off = max(

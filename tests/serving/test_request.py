@@ -35,7 +35,9 @@ class Loop:
         size = pipe.transformer.config.sample_size
         self.latents = torch.randn(1, pipe.transformer.config.in_channels, size, size, generator=generator)
         self.branches, self.model = 2, pipe.transformer
-        self.served = ServedRun(planned(asked), run_of(self.scheduler, self.scheduler.timesteps, 2)) if asked else None
+        self.served = (
+            ServedRun(planned(asked), run_of(self.scheduler, self.scheduler.timesteps, branches=2)) if asked else None
+        )
 
     def predict(self, t):
         conditional, unconditional, pooled, unpooled = self.embeddings
@@ -120,6 +122,19 @@ def test_every_rank_decides_alike(pipe):
     assert reports[0] == reports[1]
 
 
+def test_a_rank_that_misses_alone_keeps_the_plan():
+    """With sequence parallelism each rank has a part of the latents: what it sees there must not change its steps."""
+    reports = []
+    for size in (1.0, 1000.0):
+        served, noise = ServedRun(planned("1%"), run_of(_flow(), _flow().timesteps, branches=2)), torch.Generator()
+        for index in range(STEPS):
+            output = torch.randn(1, 4, generator=noise) * size ** (index % 2)
+            served.step(index, lambda output=output: output, model=None, branches=2, state=torch.ones(1, 4))
+        reports.append(served.report().evaluated)
+    assert reports[0] == reports[1]
+    assert 0 in reports[0]
+
+
 @pytest.mark.parametrize("change", ["model", "branches", "shape"])
 def test_another_cause_than_time_starts_anew(pipe, change):
     first = Loop(pipe)
@@ -153,7 +168,7 @@ def test_steps_out_of_order_are_evaluated(pipe):
 
 def test_several_tensors_at_once():
     """Video and sound: an engine may return a tuple, each part in its own precision."""
-    run = run_of(_flow(), _flow().timesteps, 2)
+    run = run_of(_flow(), _flow().timesteps, branches=2)
     served, state = ServedRun(planned("1%"), run), torch.ones(1, 4)
     seen = []
     for index in range(STEPS):
@@ -172,7 +187,7 @@ def _flow():
 def test_noise_is_never_predicted():
     scheduler = DDIMScheduler(clip_sample=False)
     scheduler.set_timesteps(STEPS)
-    served = ServedRun(planned(0.5), run_of(scheduler, scheduler.timesteps, 2, {"eta": 1.0}))
+    served = ServedRun(planned(0.5), run_of(scheduler, scheduler.timesteps, branches=2, step_arguments={"eta": 1.0}))
     for index in range(STEPS):
         served.step(index, lambda: torch.ones(1, 4), model=None, branches=2, state=torch.ones(1, 4))
     assert served.report().evaluations == 2 * STEPS

@@ -37,7 +37,7 @@ def main() -> int:
         if subprocess.run([*pip, *wanted], check=False).returncode:
             print(f"not run: {engine} cannot be installed")
             return NOT_THERE
-    subprocess.run([*pip, "hatchling", "pathspec", "trove-classifiers", "editables"], check=True)
+    subprocess.run([*pip, "setuptools", "hatchling", "pathspec", "trove-classifiers", "editables"], check=True)
     subprocess.run([*pip, "--no-build-isolation", "-e", str(ROOT)], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     shutil.copy(HERE / "sitecustomize.py", packages)

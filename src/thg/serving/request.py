@@ -1,7 +1,9 @@
 """One request's run inside an engine: the network is evaluated at the steps of a plan and skipped at the others.
 
 An engine passes each step of its loop through `ServedRun.step`. Every decision depends on the plan and on the request's
-inputs alone, never on values of tensors, so all ranks of a server make the same ones.
+inputs alone, never on values of tensors, so all ranks of a server make the same ones. (`Leaps.evaluates` also stops
+predicting after a hopeless miss. A rank may see that alone, or a step before the others, and would wait for them
+forever; so it is not asked here.)
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thg.adapter.describe import describe
+from thg.adapter.observe import NOISE_ARGUMENTS
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
@@ -57,14 +60,21 @@ class Report:
         }
 
 
-def run_of(scheduler: Any, timesteps: Any, branches: int, step_arguments: dict[str, Any] | None = None) -> Run:
+def run_of(
+    scheduler: Any,
+    timesteps: Any,
+    *,
+    branches: int,
+    guidance_scale: float | None = None,
+    step_arguments: dict[str, Any] | None = None,
+) -> Run:
     """The run of a request, from the engine's scheduler, whose time steps are set.
 
     step_arguments: further arguments of the scheduler's step.
     """
-    noise = next((name for name in ("eta", "s_churn") if (step_arguments or {}).get(name)), "")
+    noise = next((name for name in NOISE_ARGUMENTS if (step_arguments or {}).get(name)), "")
     obstacle = f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
-    return replace(describe(scheduler, timesteps, obstacle), branches=branches)
+    return replace(describe(scheduler, timesteps, obstacle), branches=branches, guidance_scale=guidance_scale)
 
 
 class ServedRun:
@@ -75,6 +85,7 @@ class ServedRun:
         self._leaps: Leaps = planned.leaps(run)
         self._next = 0
         self._kind: Hashable = None  # what the output depends on beside time
+        self._known = 0  # evaluations since it has changed
         self._like: Output = ()  # the last evaluated output, for its types
         self._evaluated: list[int] = []
         self._evaluations = self._plain_evaluations = 0
@@ -95,8 +106,11 @@ class ServedRun:
         kind = (id(model), branches, tuple(state.shape))
         if kind != self._kind:
             self._leaps.forget()
+            self._known = 0
         self._kind = kind
-        runs = bool(self._plain_because) or self._leaps.evaluates(index)
+        plan = self._leaps.plan
+        runs = bool(self._plain_because) or plan.evaluates(index) or self._known < plan.hare_order
+        self._known += runs
         self._evaluated.append(int(runs))
         self._evaluations += branches if runs else 0
         self._plain_evaluations += branches

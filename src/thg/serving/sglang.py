@@ -67,7 +67,13 @@ class Hooks:
             logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
-        run = run_of(ctx.scheduler, ctx.timesteps, branches, ctx.extra_step_kwargs)
+        run = run_of(
+            ctx.scheduler,
+            ctx.timesteps,
+            branches=branches,
+            guidance_scale=batch.guidance_scale if branches > 1 else None,
+            step_arguments=ctx.extra_step_kwargs,
+        )
         ctx.extra[GATE][RUN] = ServedRun(planned, run)
 
     def predict(self, original: Callable[..., Any], stage: Any, *args: Any, **kwargs: Any) -> Any:
