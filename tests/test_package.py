@@ -79,6 +79,12 @@ PUBLIC = {  # a name that goes or comes is a decision, and belongs in the change
 LAZY = {  # third-party packages that not every installation has, or that take seconds: imported where they are used
     "accelerate",
     "cache_dit",
+    "cleanfid",
+    "frechet_audio_distance",
+    "huggingface_hub",
+    "ImageReward",
+    "laion_clap",
+    "lpips",
     "datasets",
     "DeepCache",
     "diffusers",

@@ -12,7 +12,7 @@
     ├── ConfigError                a configuration that cannot be run (also a ValueError)
     ├── DataError                  prompts or references that cannot be read (also a ValueError)
     ├── MetricError                samples that a metric cannot measure (also a ValueError)
-    ├── OutsideError               a third-party cache that is missing or does not support the pipeline
+    ├── CacheError                 a third-party cache that is missing or does not support the pipeline
     ├── RunFolderError             a run's folder that is damaged, or of another configuration
     │   raised by the studio (thg.studio):
     └── QueueFull                  too many runs are waiting

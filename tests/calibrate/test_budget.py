@@ -49,10 +49,8 @@ def test_the_scheduler_of_the_pipeline_is_left_alone():
 
 def test_more_evaluations_allow_more_steps():
     pipe = stable_diffusion()
-    chosen = [thg.plan_for(pipe, nfe, guidance_scale=5.0)[0] for nfe in (24, 30, 36, 40)]
-    assert chosen == sorted(chosen)
-    assert chosen[0] > 12
-    assert chosen[-1] == 100
+    assert [thg.plan_for(pipe, nfe, guidance_scale=5.0)[0] for nfe in (24, 30, 40)] == [60, 75, 100]
+    assert thg.plan_for(pipe, 24, guidance_scale=1.0)[0] == 120
     pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
     assert thg.plan_for(pipe, 40, guidance_scale=5.0)[0] == 20, "where noise is added, everything is evaluated"
 

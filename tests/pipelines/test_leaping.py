@@ -54,7 +54,7 @@ def test_every_family(case):
     assert summary.finite
     assert summary.nfe == sum(summary.evaluations)
     assert summary.nfe * plain_rows.rows == summary.cfg_nfe * rows.rows
-    assert (0 in summary.evaluations) == ("noise cannot be predicted" not in summary.note)
+    assert (0 in summary.evaluations) == ("everything was evaluated" not in summary.note)
     assert torch.equal(case.run(steps=steps), first)
     assert relative(first, plain) < relative(torch.zeros_like(plain), plain)
     thg.disable(case.pipe)
@@ -70,7 +70,7 @@ def test_without_guidance(case):
         found = case.run(steps=steps, guided=False)
     summary = thg.summary(case.pipe)
     assert (summary.nfe, summary.cfg_nfe) == (rows.rows, plain_rows.rows)
-    assert rows.rows < plain_rows.rows or "noise cannot be predicted" in summary.note
+    assert rows.rows < plain_rows.rows or "everything was evaluated" in summary.note
     assert found.shape == plain.shape
 
 
@@ -140,14 +140,13 @@ def test_noise_is_not_predicted(name, options):
     assert "noise cannot be predicted" in thg.summary(case.pipe).note
 
 
-def test_what_clips_is_predicted_and_not_corrected():
+def test_what_clips_is_not_predicted():
     case = sd15()
     case.pipe.scheduler = diffusers.DDIMScheduler.from_config(case.pipe.scheduler.config, clip_sample=True)
+    plain = case.run(steps=STEPS)
     thg.enable(case.pipe, HALF)
-    case.run(steps=STEPS)
-    summary = thg.summary(case.pipe)
-    assert summary.nfe < summary.cfg_nfe
-    assert "not corrected: DDIMScheduler is not linear" in summary.note
+    assert torch.equal(case.run(steps=STEPS), plain)
+    assert "clip_sample=False in the scheduler's configuration" in thg.summary(case.pipe).note
 
 
 # -- changes within a run

@@ -23,8 +23,8 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
         thg.enable(pipe, planner)
         pipe("a light dress", num_inference_steps=steps)
 
-    Steps at which nothing runs are nearly free: it uses the largest number of steps, up to 100, for which the default
-    plan fits. Plain CFG would have half as many steps as evaluations.
+    Steps at which nothing runs are nearly free: there are five for each evaluated one, which ends closest to the
+    converged result, above all with a second-order scheduler. Plain CFG would have half as many steps as evaluations.
 
     nfe: evaluations per sample. guidance_scale: as the pipeline will be used; its own default unless set.
     """

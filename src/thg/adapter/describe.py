@@ -13,7 +13,7 @@ from thg.adapter.response import Measured, scheduler_response
 from thg.adapter.scheduler_table import adds_noise, order_of
 from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
-from thg.plans.response import ADDS_NOISE
+from thg.plans.response import ADDS_NOISE, CLIPS
 from thg.plans.run import Run
 
 
@@ -40,6 +40,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
         no_response=measured.reason,
         order=order_of(scheduler),
         adds_noise=adds_noise(scheduler) or ADDS_NOISE in measured.reason,
+        clips=CLIPS in measured.reason and getattr(scheduler.config, "prediction_type", "") != "sample",
     )
 
 

@@ -28,6 +28,7 @@ from thg.adapter.outputs import at_least_float32, rows_of
 from thg.adapter.patch import current
 from thg.adapter.stated import LENGTH
 from thg.pipelines.watch import SeenCall
+from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
@@ -294,6 +295,11 @@ class LeapingRun:
         for loop in self._loops[-1:]:
             if loop.run.adds_noise:
                 yield f"everything was evaluated: {loop.run.no_response}, and noise cannot be predicted"
+            elif loop.run.clips:
+                yield (
+                    f"everything was evaluated: {loop.run.no_response}, and what is clipped cannot be predicted; with "
+                    "clip_sample=False in the scheduler's configuration it can"
+                )
             elif loop.leaps.plan.evaluations == loop.run.steps:
                 yield f"everything was evaluated: {loop.run.steps} steps are too few to leave one out at this tolerance"
 
@@ -308,7 +314,7 @@ class LeapingRun:
                     "than twice the output itself (an unstable scheduler, or conditions that contradict each other)"
                 )
         for loop in self._loops[-1:]:
-            if loop.run.response is None and not loop.run.adds_noise:
+            if loop.run.response is None and predictable(loop.run):
                 yield f"predictions were not corrected: {loop.run.no_response}"
         if isinstance(self._planned.planner, Tuned):
             yield str(self._planned.planner)

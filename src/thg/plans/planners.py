@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError
 from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from thg.plans.fidelity import PRIOR, network_plan, within
+from thg.plans.fidelity import PRIOR, network_plan, predictable, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan, Skips
@@ -169,15 +169,15 @@ class Tapered:
     skips: ClassVar[Skips] = "network"
 
     def plan(self, run: Run) -> Plan:
-        return network_plan(run, run.steps if run.adds_noise else evaluated_steps(self.nfe, run))
+        return network_plan(run, evaluated_steps(self.nfe, run) if predictable(run) else run.steps)
 
 
 def tapered(nfe: float = DEFAULT_NFE) -> Tapered:
     """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
     At the start the output changes fast and there is little history to predict it from; at the end nothing corrects the
-    last leap. Below about ten evaluated steps the result is another picture. If the scheduler adds noise, everything is
-    evaluated.
+    last leap. Below about ten evaluated steps the result is another picture. If the scheduler adds noise or clips,
+    everything is evaluated.
 
     nfe: a float is a share of the plain run's evaluations, an int a count.
     """

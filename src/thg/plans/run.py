@@ -29,6 +29,7 @@ class Run:
     response: how the scheduler's states respond to the network's outputs. None: there is no corrector, for the reason
         in `no_response`.
     order: of the scheduler. adds_noise: whether it adds noise at each step.
+    clips: whether the scheduler clips what a network that predicts noise or velocity returns: nothing can be predicted.
     end_log_snr: where the last call's step ends, if that is not the end of the schedule.
     branches: network evaluations per step of the plain run; 2 with classifier-free guidance.
     """
@@ -43,6 +44,7 @@ class Run:
     no_response: str = "the scheduler is unknown"
     order: int = 1
     adds_noise: bool = False
+    clips: bool = False
     end_log_snr: float | None = None
     branches: int = 2
 

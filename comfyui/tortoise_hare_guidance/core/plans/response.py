@@ -24,6 +24,7 @@ LINEAR = 1e-3  # deviation from its response up to which a solver counts as line
 FORGOTTEN = 0.01  # share of an output's effect that remains at the end of a run, below which nothing can be inferred
 REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
+CLIPS = "is not linear with this configuration (it clips or thresholds)"
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
 
@@ -51,7 +52,7 @@ class Response:
             return ADDS_NOISE
         expected = matrix @ probe(len(matrix))[:, -2]
         if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
-            return "is not linear with this configuration (it clips or thresholds)"
+            return CLIPS
         return cls(matrix, scales)
 
     @property
