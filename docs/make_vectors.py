@@ -80,7 +80,7 @@ def _weights(plan: Plan, run: Run) -> torch.Tensor:
     """Row: a step. Column: the weight of that step's evaluation in what the sampler gets."""
     leaps, units = Leaps(plan, run), torch.eye(run.steps, dtype=torch.float64)
     rows = [
-        leaps.observe(step, (units[step],)) if leaps.evaluates(step) else leaps.predict(step)
+        leaps.observe(step, (units[step],)) if plan.evaluates(step) else leaps.predict(step)
         for step in range(run.steps)
     ]
     return torch.stack([row for (row,) in rows])
