@@ -2,8 +2,9 @@
 
     python -m tests.serving_engines.shipped_model FOLDER
 
-They know a model by the folder's name, expect a third text encoder, and pad prompts to 77 tokens. The third encoder
-returns zeros, which is what diffusers uses where there is none.
+They know a model by the folder's name, expect a third text encoder, pad prompts to 77 tokens and write colour pictures.
+The third encoder returns zeros, which is what diffusers uses where there is none; the grey picture becomes three equal
+channels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 import thg
@@ -38,9 +39,20 @@ def save(folder: Path) -> Path:
         "text_encoder_2": _longer(pipe.text_encoder_2),
         "text_encoder_3": zeros,
         "tokenizer_3": tokenizer,
+        "vae": _in_colour(pipe.vae),
     }
     StableDiffusion3Pipeline(**parts).save_pretrained(folder / NAME)
     return folder / NAME
+
+
+def _in_colour(vae: AutoencoderKL) -> AutoencoderKL:
+    """With its one output channel three times."""
+    colour = AutoencoderKL.from_config({**vae.config, "out_channels": 3}).eval()
+    state = vae.state_dict()
+    for name in ("decoder.conv_out.weight", "decoder.conv_out.bias"):
+        state[name] = state[name].repeat(3, *[1] * (state[name].ndim - 1))
+    colour.load_state_dict(state)
+    return colour
 
 
 def _longer(encoder: CLIPTextModelWithProjection) -> CLIPTextModelWithProjection:
