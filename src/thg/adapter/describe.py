@@ -40,7 +40,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
         no_response=measured.reason,
         order=order_of(scheduler),
         adds_noise=adds_noise(scheduler) or ADDS_NOISE in measured.reason,
-        clips=CLIPS in measured.reason and getattr(scheduler.config, "prediction_type", "") != "sample",
+        clips=CLIPS in measured.reason and _predicts(scheduler) != "sample",
     )
 
 
@@ -52,6 +52,11 @@ def known_run(scheduler: Any, steps: int) -> Run:
     except (ValueError, IndexError, RuntimeError) as error:
         raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
     return describe(scheduler, scheduler.timesteps)
+
+
+def _predicts(scheduler: Any) -> str:
+    """The configured kind of the network's output."""
+    return str(getattr(getattr(scheduler, "config", None), "prediction_type", ""))
 
 
 def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:
