@@ -208,22 +208,21 @@ def compared(bench: Bench, chosen: Sequence[Cell]) -> None:
 
 
 def law(bench: Bench, chosen: Sequence[Cell], counts: Sequence[int]) -> None:
-    """error = C (1/k - 1/N)^p: p and its residual, and how far the estimate is from the truth."""
+    """error = C / k^p with k evaluated steps: p and its residual, and how far the estimate is from the truth."""
     found, ratios = [], []
     for cell in chosen:
         run = described(cell)
         for count in counts:
             measured = bench.measure(cell, network_plan(run, count))
-            found.append((cell.network, math.log10(1 / count - 1 / run.steps), *measured.quality))
+            found.append((cell, math.log10(count), *measured.quality))
             if len(measured.missed) == len(measured.errors):
                 ratios.append(np.log2(measured.errors / measured.missed))
-    networks = sorted({row[0] for row in found})
     for column, name in ((2, "mean"), (3, "worst 5 %")):
-        design = np.array([[row[1], *(float(row[0] == network) for network in networks)] for row in found])
+        design = np.array([[row[1], *(float(row[0] == cell) for cell in chosen)] for row in found])
         decibels = np.array([row[column] for row in found])
         solution, *_ = np.linalg.lstsq(design, decibels, rcond=None)
         rest = np.std(decibels - design @ solution)
-        print(f"{name}: p = {-solution[0] / 20:.2f}, residual {rest:.1f} dB with a constant for each network")
+        print(f"{name}: p = {solution[0] / 20:.2f}, residual {rest:.1f} dB with a constant for each cell")
     ratio = np.concatenate(ratios)
     centre = np.median(ratio)
     right = np.mean(np.abs(ratio - centre) <= 1)
