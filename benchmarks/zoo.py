@@ -247,7 +247,6 @@ KINDS = {
     "rings, flow, perceptron": Kind(
         lambda: Perceptron(2), rings, (2,), "flow", {}, 2.0, 4000, rate=2e-3, kept_out=True
     ),
-    "gratings, noise, U-Net": Kind(lambda: UNet(1), gratings, PIXELS, "epsilon", LINEAR, 4.0, 600),
     "blobs, flow, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "flow", {}, 5.0, 600),
 }
 
@@ -385,6 +384,7 @@ def network(name: str, folder: Path) -> nn.Module:
     return made.eval().requires_grad_(False)
 
 
+@torch.enable_grad()  # a bench may ask for a network where no gradients are recorded
 def train(name: str, made: nn.Module, kind: Kind) -> dict[str, Tensor]:
     data, labels = kind.data()
     alphas = None if kind.prediction == "flow" else kept(kind.betas).float()
