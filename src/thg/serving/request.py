@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thg.adapter.describe import describe
 from thg.adapter.observe import NOISE_ARGUMENTS
+from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
@@ -146,7 +147,7 @@ class ServedRun:
     def _notes(self) -> tuple[str, ...]:
         if self._plain_because:
             return (f"everything was evaluated from there on: {self._plain_because}",)
-        if self._run.adds_noise:
+        if not predictable(self._run):
             return (f"everything was evaluated: {self._run.no_response}",)
         if self._run.response is None:
             return (f"predictions were not corrected: {self._run.no_response}",)

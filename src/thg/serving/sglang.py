@@ -154,7 +154,7 @@ def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
 
 def _name(batch: Any) -> str:
     """Of a request; one that does not come from the server has none."""
-    return batch.request_id or "-"
+    return str(batch.request_id or "-")
 
 
 def _own_method(stage: type) -> str:
