@@ -27,7 +27,7 @@ def test_compare_writes_spectrograms_and_the_files(tmp_path, capsys):
         assert sound.getframerate() == 16_000
         assert sound.getnframes() > 1000
     out.unlink()
-    assert main(command) == 1  # the sounds of the first comparison are in the way
+    assert main(command) == 2  # the sounds of the first comparison are in the way
     assert "exists already" in capsys.readouterr().err
 
 
