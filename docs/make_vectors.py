@@ -25,7 +25,7 @@ VECTORS = Path(__file__).with_name("test_vectors.json")
 STEPS = (20, 30, 50)
 GUIDANCE_SCALE = 7.5
 LATENT = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
-SAMPLERS = {
+SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("DDIMScheduler", {**LATENT, "clip_sample": False, "set_alpha_to_one": False}),
     "euler": ("EulerDiscreteScheduler", {**LATENT, "timestep_spacing": "leading"}),
     "flow_euler": ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
@@ -88,7 +88,7 @@ def _weights(plan: Plan, run: Run) -> torch.Tensor:
 
 def _sparse(row: torch.Tensor) -> list[tuple[int, float]]:
     """[step, weight] of each evaluation that takes part."""
-    return [(k, *_rounded([weight])) for k, weight in enumerate(row.tolist()) if abs(weight) > 1e-12]
+    return [(k, _rounded([weight])[0]) for k, weight in enumerate(row.tolist()) if abs(weight) > 1e-12]
 
 
 def _rounded(values: Any) -> list[float]:

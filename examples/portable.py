@@ -81,7 +81,7 @@ def response(step: Step, steps: int) -> list[Vector]:
 def evaluations(steps: int, error: float, guidance_scale: float | None, prior: dict[str, Any]) -> int:
     """How many steps are evaluated."""
     q = prior["power_of_steps"]
-    count = (0.01 / error) ** (1 / prior["order"]) * (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
+    count: float = (0.01 / error) ** (1 / prior["order"]) * (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
     if guidance_scale is not None:
         count *= max(1.0, (guidance_scale - 1) / 4) ** prior["guidance"]
     return min(steps, max(int(prior["fewest"]), math.floor(count + 0.5)))
