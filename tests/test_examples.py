@@ -25,10 +25,10 @@ SAVES = {
     "audioldm2.py": tiny_hub.save_audioldm2,
 }
 SHOWS = {  # what `thg.summary` prints
-    "sdxl.py": "StableDiffusionXLPipeline: 24 network evaluations instead of 80",
+    "sdxl.py": "StableDiffusionXLPipeline: 26 network evaluations instead of 80",
     "sd35_large.py": "StableDiffusion3Pipeline: 38 network evaluations instead of 56",
     "wan_video.py": "WanPipeline: 36 network evaluations instead of 100",
-    "audioldm2.py": "AudioLDM2Pipeline: 42 network evaluations instead of 400",
+    "audioldm2.py": "AudioLDM2Pipeline: 40 network evaluations instead of 400",
 }
 OWN_MODEL = {"minimal.py": (), "calibrate_and_save.py": ("12",)}  # arguments after the model
 NO_MODEL = sorted(

@@ -31,7 +31,10 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
-MISSED = "a prediction had missed by more than the output itself (an unstable sampler, or contradicting conditions)"
+HOPELESS = 2.0  # relative miss of a prediction, from which on a picture is doubtful
+MISSED = (
+    "may be wrong: a prediction has missed by twice the output itself (an unstable sampler, contradicting conditions)"
+)
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
@@ -77,9 +80,8 @@ class Session:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
-        failed = [leaps.failed_at for leaps in self._leaps if leaps.failed_at is not None]
-        if failed:
-            self.note = f"nothing is skipped from call {min(failed) + 1} on: {MISSED}"
+        if any(miss is not None and bool(miss > HOPELESS) for miss in (leaps.largest_miss() for leaps in self._leaps)):
+            self.note = MISSED
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
             self._error = max((float(error.max()) for error in errors if error is not None), default=None)

@@ -80,19 +80,17 @@ def test_what_needs_no_correction_is_passed_on_as_it_is():
         assert leaps.observe(step, output) is output
 
 
-def test_what_cannot_be_predicted_is_evaluated_from_there_on():
+def test_the_largest_miss_is_known():
     plan = thg.Plan(20, (0, 1, 4, 8, 12, 19), skips="network")
-    for sign, failed in ((1.0, None), (-0.4, 5)):
+    for after, missed in ((1.0, 0.0), (-0.4, 3.5)):
         leaps = Leaps(plan, Run.of(20))
-        evaluated = []
+        assert leaps.largest_miss() is None
         for step in range(20):
             if leaps.evaluates(step):
-                evaluated.append(step)
-                leaps.observe(step, (torch.ones(2, 3) * (sign if step >= 4 else 1.0),))
+                leaps.observe(step, (torch.ones(2, 3) * (after if step >= 4 else 1.0),))
             else:
                 leaps.predict(step)
-        assert leaps.failed_at == failed
-        assert tuple(evaluated) == (plan.coarse if failed is None else (0, 1, *range(4, 20)))
+        assert float(leaps.largest_miss()) == pytest.approx(missed, abs=1e-5)
 
 
 # -- on an exact model

@@ -37,6 +37,7 @@ from thg.plans.run import Run
 from thg.plans.tuned import Tuned
 
 LOG = logging.getLogger("thg")
+HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
 BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
 
 
@@ -44,7 +45,7 @@ BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that r
 class Loop:
     """The steps of one scheduler over its time steps.
 
-    index: of the next step. time: of the last step. error, finite: of the last step, on the device.
+    index: of the next step. time: of the last step. error, finite, miss: known at the last step, on the device.
     """
 
     scheduler: Any
@@ -56,6 +57,7 @@ class Loop:
     shape: torch.Size | None = None
     error: Tensor | None = None
     finite: Tensor | None = None
+    miss: Tensor | None = None
 
     @property
     def finished(self) -> bool:
@@ -84,6 +86,7 @@ class Loop:
         if self.finished:
             self.finite = torch.isfinite(used).all()  # NaN spreads to all later states
             self.error = self.leaps.estimated_error(sample) if isinstance(sample, Tensor) else None
+            self.miss = self.leaps.largest_miss()
             self.leaps.forget()
 
 
@@ -307,12 +310,11 @@ class LeapingRun:
         if not finite:
             yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
         yield from self._reasons()
-        for loop in self._loops:
-            if loop.leaps.failed_at is not None:
-                yield (
-                    f"from step {loop.leaps.failed_at} on everything was evaluated: a prediction had missed by more "
-                    "than twice the output itself (an unstable scheduler, or conditions that contradict each other)"
-                )
+        if any(loop.miss is not None and bool(loop.miss > HOPELESS) for loop in self._loops):
+            yield (
+                "this result may be wrong: a prediction has missed by more than twice the output itself (an unstable "
+                "scheduler, conditions that contradict each other, or too few evaluated steps)"
+            )
         for loop in self._loops[-1:]:
             if loop.run.response is None and predictable(loop.run):
                 yield f"predictions were not corrected: {loop.run.no_response}"

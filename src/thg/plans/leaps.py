@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from thg.plans.run import Run, Term
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HOPELESS = 2.0  # relative miss of a prediction, above which the rest of a run is evaluated
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,32 +41,6 @@ class Correction:
         return self.gains[index] if index < len(self.gains) else ()
 
 
-class Deferred:
-    """A number on a device that the host reads once it is there, without waiting for it."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.known = False
-        self._value = value
-        self._event: Any = None
-        if value.device.type == "cuda":
-            import torch
-
-            self._value = value.to("cpu", non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(value.device))
-
-    @classmethod
-    def ratio(cls, part: Term, whole: Term) -> Deferred:
-        """The largest ratio of the norms of two terms."""
-        ratios = [a.float().norm() / b.float().norm() for a, b in zip(part, whole, strict=True)]
-        return cls(functools.reduce(lambda a, b: a.maximum(b), ratios))
-
-    def exceeds(self, limit: float) -> bool:
-        """Is it there, and above this limit? On a device without events it is never read."""
-        self.known = self._value.device.type == "cpu" if self._event is None else self._event.query()
-        return self.known and bool(self._value > limit)
-
-
 class Leaps:
     """One run in which a quantity is evaluated at the steps of a plan and predicted at the others.
 
@@ -82,20 +54,11 @@ class Leaps:
         self._history = hare.History()
         self._evaluated_at = -1  # the last step that was evaluated
         self._corrections: list[Correction] = []  # those that act on this step or on later ones
-        self._misses: list[Deferred] = []  # of the last leaps, relative to the output
-        self.failed_at: int | None = None  # from this step on everything is evaluated
+        self._misses: list[Tensor] = []  # of the leaps, relative to the output
 
     def evaluates(self, step: int) -> bool:
-        """Must the quantity be evaluated at this step?
-
-        A line needs two evaluations. After a prediction that has missed by twice the quantity itself (an unstable
-        sampler, contradicting conditions) nothing is predicted any more; this may be noticed a few steps later, because
-        the host does not wait for the device.
-        """
-        if self.failed_at is None and any(miss.exceeds(HOPELESS) for miss in self._misses):
-            self.failed_at = step
-        self._misses = [miss for miss in self._misses if not miss.known]
-        return self.failed_at is not None or self.plan.evaluates(step) or len(self._history) < self.plan.hare_order
+        """Must the quantity be evaluated at this step? A line needs two evaluations."""
+        return self.plan.evaluates(step) or len(self._history) < self.plan.hare_order
 
     def observe(self, step: int, output: Term) -> Term:
         """Takes a new evaluation; returns what the sampler gets: the same tensors if there is nothing to correct."""
@@ -115,7 +78,6 @@ class Leaps:
         """Starts anew: the quantity changed for another reason than time (another network, other conditions)."""
         self._history.clear()
         self._corrections.clear()
-        self._misses.clear()
 
     def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
         """The estimated difference of the final state from that of the run with all evaluations, per sample.
@@ -123,6 +85,14 @@ class Leaps:
         Relative to the norm of the state. sample: the state near the end of the run. None if there was no leap.
         """
         return None if self._estimate is None else self._estimate.relative_to(sample)
+
+    def largest_miss(self) -> Tensor | None:
+        """By how much the worst prediction has missed, relative to the output; on the device. None without a leap.
+
+        It is for the report after a run. To act on it within the run, the host would have to wait for the device, or
+        the result would depend on which of them is faster.
+        """
+        return functools.reduce(lambda a, b: a.maximum(b), self._misses) if self._misses else None
 
     def _judge(self, step: int, output: Term) -> None:
         """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
@@ -137,7 +107,8 @@ class Leaps:
             self._corrections.append(Correction(terms, step, gains))
         if self.plan.skips == "network":
             at_once = _missed(self.plan, self._run, self._history.positions[-order:], step, step)
-            self._misses.append(Deferred.ratio(_combined(terms, at_once), output))
+            missed = zip(_combined(terms, at_once), output, strict=True)
+            self._misses += [part.float().norm() / whole.float().norm() for part, whole in missed]
 
     def _corrected(self, step: int, output: Term) -> Term:
         """The output, boosted as the plan says, plus the corrections of this step; completed ones are dropped."""
