@@ -32,7 +32,7 @@ OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", 
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
 HOPELESS = 2.0  # relative miss of a prediction, from which on a picture is doubtful
-MISSED = (
+MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
     "may be wrong: a prediction has missed by twice the output itself (an unstable sampler, contradicting conditions)"
 )
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
