@@ -33,8 +33,6 @@ KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
 HOPELESS = 2.0  # relative miss of a prediction, from which on a picture is doubtful
 MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
-    "may be wrong: a prediction has missed by twice the output itself (an unstable sampler, contradicting conditions)"
-)
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
