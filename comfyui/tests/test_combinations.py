@@ -2,6 +2,7 @@
 
 import comfy.samplers
 import pytest
+import torch
 from comfy_extras import (
     nodes_apg,
     nodes_cfg,
@@ -38,7 +39,6 @@ EPS["Deep Shrink"] = lambda m: nodes_model_downscale.PatchModelAddDownscale.exec
     m, 1, 2.0, 0.0, 0.35, True, "bicubic", "bicubic"
 )[0]
 FLOW = {
-    "SkipLayerGuidance": lambda m: nodes_slg.SkipLayerGuidanceDiT.execute(m, 2.0, 0.1, 0.5, "2", "")[0],
     "ModelSamplingSD3": lambda m: nodes_model_advanced.ModelSamplingSD3().patch(m, 3.0)[0],
 }
 
@@ -53,6 +53,13 @@ def test_together(name, other, request):
         print(f"\n{name} {other} {result}")
         assert result.psnr > ALIKE
         assert result.share < 0.75
+
+
+def test_what_switches_within_a_run_is_evaluated(flow):
+    patched = nodes_slg.SkipLayerGuidanceDiT.execute(flow.model, 2.0, 0.1, 0.5, "2", "")[0]
+    plain, ours = (ksampler(flow, model, steps=STEPS) for model in (patched, with_thg(patched)))
+    assert torch.equal(ours.latents, plain.latents)
+    assert "Skip Layer Guidance switches on and off" in report(ours.latents)
 
 
 def test_a_change_of_the_scale_starts_anew(eps):

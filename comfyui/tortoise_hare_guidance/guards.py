@@ -15,6 +15,8 @@ SKIPPING = {  # in the names of their functions, packs and options, in lower cas
     "spectrum": "Spectrum",
 }
 CACHE = "cache"  # in the name of a function: one that is not listed
+PARTLY = "SkipLayer"  # changes the prediction in a part of the run
+SWITCHES = "Skip Layer Guidance switches on and off within the run, which cannot be predicted"
 
 
 def obstacle(model_options: dict[str, Any]) -> str:
@@ -26,7 +28,9 @@ def obstacle(model_options: dict[str, Any]) -> str:
     text = " ".join([*names, *packs]).lower()
     found = next((name for part, name in SKIPPING.items() if part in text), None)
     found = found or next((name for name in map(_name, all_functions) if CACHE in name.lower()), None)
-    return f"{found} is on, which skips by itself; remove one of the two nodes" if found else ""
+    if found:
+        return f"{found} is on, which skips by itself; remove one of the two nodes"
+    return SWITCHES if any(PARTLY in name for name in names) else ""
 
 
 def functions(model_options: dict[str, Any]) -> Iterator[Any]:
