@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 DEFAULT_ERROR = 0.01
 LONGEST_RUN = 200  # in steps, that is chosen for a budget
 FREE_STEPS = 5  # for each evaluated one
+USUAL_STEPS = 20
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
 
 
@@ -194,11 +195,10 @@ def most_steps(nfe: int, run_of: Callable[[int], Run]) -> int:
     run_of: the run with a number of steps. Steps at which nothing runs are nearly free: five for each evaluated one, in
     every case that was measured (docs/log.md).
     """
-    run = run_of(2)
+    run = run_of(USUAL_STEPS)
     evaluated = nfe // run.branches
     if evaluated < PRIOR.fewest:
         raise PlanError(f"nfe={nfe!r} evaluations are too few for two steps with guidance; use a few dozen")
-    steps = FREE_STEPS * evaluated if predictable(run) else evaluated
-    while steps > 2 and run_of(min(steps, LONGEST_RUN)).steps > steps:  # a scheduler with several calls per step
-        steps -= 1
-    return min(steps, LONGEST_RUN)
+    calls_per_step = run.steps / USUAL_STEPS  # Heun's method makes two
+    steps = math.floor((FREE_STEPS if predictable(run) else 1) * evaluated / calls_per_step)
+    return min(max(steps, 2), LONGEST_RUN)
