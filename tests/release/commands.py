@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from thg.cli import main
 
 
 def call(*words: object) -> tuple[int, str, str]:
-    """The exit code of a command and what it has printed, on stdout and on stderr."""
+    """The exit code of a command and what it has printed, on stdout and, after its first line, on stderr."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main([str(word) for word in words])
         except SystemExit as stopped:
             code = int(stopped.code or 0)
-    return code, out.getvalue(), err.getvalue()
+    return code, out.getvalue(), without_start(err.getvalue())
 
 
 def refused(*words: object) -> str:
@@ -34,3 +35,8 @@ def refused(*words: object) -> str:
 def start(folder: Path, *words: object) -> BaseProcess:
     """A command in a process of its own, with `folder` as its place; its streams go to out.txt and err.txt there."""
     return forked.start(folder, main, [str(word) for word in words])
+
+
+def without_start(err: str) -> str:
+    """What a command prints after the line that it starts or loads."""
+    return re.sub(r"\Athg \w+: (loading .*|starting) \.\.\.\n", "", err)
