@@ -117,7 +117,7 @@ def test_profile_plan_without_profile_says_what_to_do(studio):
         ({"guidance_scale": "much"}, "guidance_scale"),
         ({"scheduler": "../../etc/passwd"}, "scheduler"),
         ({"surprise": 1}, "surprise"),
-        ({"plan": {"kind": "default", "nfe": 0.4}}, "nfe"),
+        ({"plan": {"kind": "default", "nfe": 1.4}}, "nfe"),
         ({"plan": {"kind": "default", "nfe": 0.7, "hare_order": 3}}, "hare_order"),
         ({"plan": {"kind": "magic"}}, "plan"),
         ({"plan": {"kind": "paper", "preset": "nobody"}}, "nobody"),

@@ -168,7 +168,7 @@ def test_the_scheduler_of_a_run_does_not_stay(studio, model):
         ({"negative_prompt": "x" * 1001}, "negative_prompt"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),
-        ({"batch": 5}, "batch"),
+        ({"batch": 10}, "batch"),
         ({"width": 4096}, "width"),
         ({"height": 33}, "height"),
         ({"steps": 151}, "steps"),
@@ -181,7 +181,7 @@ def test_limits(studio, wish, named):
     assert answer.json()["message"].startswith(named)
 
 
-def test_a_run_that_fails_is_told_and_the_server_goes_on(model, caplog):
+def test_a_run_that_fails_is_told_and_the_server_goes_on(model):
     with serve(Engine(model)) as studio, studio.client() as client:
         unet, model.pipe.unet = model.pipe.unet, None
         try:
@@ -189,9 +189,8 @@ def test_a_run_that_fails_is_told_and_the_server_goes_on(model, caplog):
         finally:
             model.pipe.register_modules(unet=unet)  # a plain assignment leaves it out of what save_pretrained writes
         assert heard[-1][0] == "failed"
-        assert "unet" in heard[-1][1]["message"] or "NoneType" in heard[-1][1]["message"]
+        assert "has no denoiser" in heard[-1][1]["message"]
         assert finished(client, run_wish())[-1][0] == "done"
-    assert "a run failed" in caplog.text
 
 
 def test_closing_the_connection_in_the_middle_of_a_run_frees_the_worker(studio):

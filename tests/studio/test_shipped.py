@@ -52,7 +52,7 @@ def test_it_is_called_as_it_is_meant_to_be(flow):
         heard = finished(client, run_wish(guidance_scale=4.0))
     pipe = flow.engine.model.pipe
     call = {"num_inference_steps": 6, "guidance_scale": 4.0, "output_type": "np", **DEFAULT_CALL["flow"]}
-    with thg.enabled(pipe, thg.tapered()):
+    with thg.enabled(pipe, thg.tapered(0.65)):
         made = pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0]
     expected = (made * 255).round().astype(np.uint8)
     np.testing.assert_array_equal(picture(thg_side(heard)["items"][0]), expected.squeeze())

@@ -110,6 +110,8 @@ class GuidedRun:
         self.ended = time.perf_counter()
         if call.name in self._layout.networks:
             self._plain_rows += rows_of(output)
+            if self.passes:  # the last one counts
+                self.passes[-1].finite = [torch.isfinite(tensor).all() for tensor in tensors_of(output)]
         return output
 
     def network(self, call: Call) -> CachedNetwork:
