@@ -93,6 +93,8 @@ LAZY = {  # third-party packages that not every installation has, or that take s
     "PIL",
     "platformdirs",
     "safetensors",
+    "sglang",
+    "prometheus_client",
     "scipy",
     "starlette",
     "torch",

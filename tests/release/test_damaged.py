@@ -96,14 +96,3 @@ def test_a_sample_of_a_benchmark(home, name, damage):
         assert path.read_bytes() == whole
     finally:
         path.write_bytes(whole)
-
-
-def test_a_weights_file_of_a_metric(tmp_path):
-    (tmp_path / "inception.pth").write_bytes(b"not weights")
-    config = values(count=2, steps=3, methods=METHODS, metrics=["fid"], model={"shipped": "eps"})
-    config |= {"networks": {"inception": str(tmp_path / "inception.pth")}}
-    (tmp_path / "bench.toml").write_text(as_toml({**config, "prompts": {}}))
-    code, _, err = call(*bench(tmp_path))
-    assert code == 0, err
-    assert "Traceback" not in err
-    assert "No fid" in (tmp_path / "run" / "report.md").read_text()
