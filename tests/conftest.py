@@ -18,7 +18,8 @@ from hypothesis import settings
 settings.register_profile("thg", deadline=None, max_examples=60)
 settings.load_profile("thg")
 
-os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test finds what was tuned outside, or leaves any
+os.environ["THG_CACHE"] = tempfile.mkdtemp(prefix="thg-tests-")  # no test leaves a result of tune outside
+os.environ["THG_TUNED"] = "0"  # and none finds that of another test
 atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat", "a dark shirt"
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("THG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("THG_TUNED")
     return tmp_path / "cache"
 
 
