@@ -30,7 +30,8 @@ from thg.cli.bench import evaluations
 from thg.cli.parser import command_line
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+HISTORY = ROOT / "docs" / "changes-0.2.md"  # names what is gone
+PAGES = sorted({*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"} - {HISTORY})
 NOTEBOOK = ROOT / "examples" / "how_it_works.ipynb"
 PICTURES = 5  # in the notebook
 NAME = re.compile(r"(?<![\w./-])thg(?:\.[A-Za-z_]\w*)+")

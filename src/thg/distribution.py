@@ -11,7 +11,7 @@ import platform
 from thg.errors import MissingExtraError
 
 NAME = "tortoise-hare-guidance"
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 EXTRAS = {  # extra -> the modules that it installs
     "diffusers": ("diffusers", "transformers", "accelerate", "PIL", "tqdm"),
