@@ -5,13 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from thg.plans.response import ADDS_NOISE
+
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
+
+
+def obstacle_in(arguments: Mapping[str, Any]) -> str:
+    """Why the arguments of `scheduler.step` make its response useless, if they do."""
+    noise = next((name for name in NOISE_ARGUMENTS if arguments.get(name)), "")
+    return f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
+
 
 Replace = Callable[[Any, Tensor, dict[str, Any]], Tensor]
 """replace(scheduler, output, arguments): the output that the scheduler gets in place of this one."""
