@@ -334,7 +334,6 @@ NETWORKS = {
     NeedsBoth: BothUNet,
     Keywords: KeywordUNet,
     TimeFirst: TimeFirstUNet,
-    TimeFirstTwoCalls: TimeFirstUNet,
 }
 
 

@@ -76,6 +76,7 @@ class GuidedRun(PipelineRun):
         self._guided_at = -1  # the last step with guidance
         self._first_step = True  # of the scheduler in this pass
         self._times_are_known = False  # the network gets the scheduler's own times
+        self._lists = False  # the network takes and returns a list of samples
         self._plain_rows = 0  # of the current step, evaluated without changes
 
     # -- network calls
@@ -91,6 +92,7 @@ class GuidedRun(PipelineRun):
                 return self._branches.control(call)
             if not self.begun:
                 self._require_time(call.time)
+                self._lists = isinstance(call.sample, list)
             output = self._branches.answer(call)
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
             self._go_on_plain(error)
@@ -100,7 +102,8 @@ class GuidedRun(PipelineRun):
             last = self.passes[-1]
             last.finite = _finite(output)  # NaN spreads to all later states, so this covers the whole pass
             if isinstance(self.guide, HareGuide) and is_sample(call.sample):
-                last.error = self.guide.estimated_error(call.sample)
+                (*sample,) = self._as_batch(tuple(call.sample)) if self._lists else (call.sample,)
+                last.error = self.guide.estimated_error(sample[0] if len(sample) == 1 else sample)
         return output
 
     def _as_it_comes(self, call: Call) -> Any:
@@ -171,9 +174,19 @@ class GuidedRun(PipelineRun):
 
     def observe(self, conditional: Term, term: Term) -> Term | None:
         """Passes an evaluated step to the guide. Returns the term to use instead of its own, if any."""
+        term = self._as_batch(term)
         if self.checked is None:
             self._observed = (self.index, conditional, term)
-        return self.guide.observe(self.index, conditional, term)
+        return _as_samples(self.guide.observe(self.index, conditional, term), conditional)
+
+    def predict(self, conditional: Term) -> Term | None:
+        """The term that the guide predicts for this step."""
+        return _as_samples(self.guide.predict(self.index, conditional), conditional)
+
+    def _as_batch(self, term: Term) -> Term:
+        """A list of samples of one size as one tensor: guides take several tensors for parts of each sample."""
+        one_size = len({tensor.shape for tensor in term}) == 1
+        return (torch.stack(term),) if self._lists and one_size and isinstance(self.guide, HareGuide) else term
 
     def step(self, scheduler: Any, output: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Called when the pipeline passes its combined output to a scheduler, which gets the same."""
@@ -416,7 +429,7 @@ class OneCall:
         kept = dict(zip(layout.kept, branch_terms(output, len(layout.kept)), strict=True))
         conditional = kept[layout.cond]
         parts = [kept.get(k, conditional) for k in range(n)]
-        return _filled(output, parts, layout, run.guide.predict(run.index, conditional))
+        return _filled(output, parts, layout, run.predict(conditional))
 
     def control(self, call: Call) -> Any:
         """A call of a ControlNet, which comes before the denoiser's call of the same step."""
@@ -532,7 +545,7 @@ class TwoCalls:
         (conditional,) = branch_terms(output, 1)
         if not run.guide.evaluates(run.index):
             run.count(0, instead_of=1)
-            term = run.guide.predict(run.index, conditional)
+            term = run.predict(conditional)
             return assemble(output, [unconditional(conditional, term)])
 
         def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
@@ -579,6 +592,11 @@ def _filled(template: Any, parts: Sequence[Term], layout: Batched, term: Term | 
         own = None if term is None else term[place * len(conditional) : (place + 1) * len(conditional)]
         parts[k] = unconditional(conditional, own)
     return assemble(template, parts)
+
+
+def _as_samples(term: Term | None, conditional: Term) -> Term | None:
+    """Undoes `_as_batch`."""
+    return term if term is None or term[0].ndim == conditional[0].ndim else tuple(term[0])
 
 
 def _as_one(output: Any) -> Tensor | None:
