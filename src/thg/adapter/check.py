@@ -61,11 +61,13 @@ class Guided:
 class _Reading:
     """One correspondence. measure: computes the numbers of its `_Fit`.
 
-    count: of branches. by_vector: tokens, pixels or frames have their own coefficients.
+    count: of branches. by_vector: tokens, pixels or frames have their own coefficients. certain: the shapes are those
+    of P, so that a combination must fit.
     """
 
     measure: Callable[[], Tensor]
     count: int
+    certain: bool = True
     by_vector: bool = False
     with_sample: bool = False
 
@@ -110,6 +112,8 @@ def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
         if isinstance(conclusion, str):
             raise UnsupportedPipelineError(conclusion)
         return conclusion
+    if not any(reading.certain for reading in readings):
+        return Guided()
     if closest < 1:
         raise UnsupportedPipelineError("its pixels, tokens or frames are combined in different ways")
     raise UnsupportedPipelineError(
@@ -176,8 +180,10 @@ def _readings(step: Step, passed: Tensor, sample: Tensor | None) -> Iterator[_Re
 
 
 def _fits(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
-    n = len(outputs)
-    for view, target in _views(outputs[0], passed, n):
+    n, size = len(outputs), len(outputs[0])
+    if passed.ndim == outputs[0].ndim and len(passed) == n * size:
+        passed = passed[:size]  # the step is made for all branches (DiT)
+    for view, target in _views(outputs[0], passed):
         yield _Reading(functools.partial(_fitted, outputs, view, target, _rows), n)
         if sample is not None and sample.shape == target.shape:
             for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
@@ -188,20 +194,22 @@ def _fits(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> I
                 vectors = functools.partial(_vectors, dim=dim)
                 yield _Reading(functools.partial(_fitted, outputs, view, target, vectors), n, by_vector=True)
     if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
-        yield _Reading(functools.partial(_combine_reordered, outputs, passed), n)
+        yield _Reading(functools.partial(_combine_reordered, outputs, passed), n, certain=False)
 
 
 def _fitted(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
     return _combine([rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample))
 
 
-def _views(branch: Tensor, passed: Tensor, n: int) -> Iterator[tuple[View, Tensor]]:
+def _views(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
     """The possible correspondences of a branch with P: a view of each branch, and the part of P."""
-    if branch.ndim == passed.ndim and passed.shape[0] == n * branch.shape[0]:
-        passed = passed[: branch.shape[0]]  # the step is made for all branches (DiT)
     if branch.shape == passed.shape:
         yield _whole, passed
-        if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
+    if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
+        half = _first_half(branch).shape
+        if half == passed.shape:
+            yield _first_half, passed
+        elif branch.shape == passed.shape:
             yield _first_half, _first_half(passed)
 
 
