@@ -27,8 +27,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from benchmarks import zoo
-from thg.adapter.describe import describe
 from thg.files import write_atomically
+from thg.pipelines.describe import describe
 from thg.plans.estimate import Estimate
 from thg.plans.fidelity import PRIOR, network_plan, within
 from thg.plans.leaps import Leaps

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import diffusers
 
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, known_layouts
+from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, known_layouts
 
 PAGE = Path(__file__).with_name("pipelines.md")
 RUN = ("ok", "refused", "wrong", "crash")

@@ -14,8 +14,8 @@ from typing import Any
 import diffusers
 import torch
 
-from thg.adapter.describe import known_run
 from thg.files import write_atomically
+from thg.pipelines.describe import known_run
 from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, within
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan

@@ -23,7 +23,6 @@ LAYERS = [
     {"plans"},
     {"ode"},
     {"profiles"},
-    {"adapter"},
     {"pipelines"},
     {"calibration", "models", "prompts", "counting", "serving"},
     {"media"},

@@ -26,11 +26,9 @@ from thg.errors import (
 from thg.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from thg.adapter.budget import plan_for
-    from thg.adapter.guider import TortoiseHareGuidance
-    from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
+    from thg.ode.diffusers_schedule import read_schedule
     from thg.ode.guided_denoiser import GuidedDenoiser
     from thg.ode.integrate import sample
     from thg.ode.schedule import Schedule
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
         summary,
         supported,
     )
+    from thg.pipelines.budget import plan_for
+    from thg.pipelines.guider import TortoiseHareGuidance
     from thg.plans.fidelity import within
     from thg.plans.plan import Plan
     from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
@@ -98,9 +98,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "thg.adapter.budget": ("plan_for",),
-        "thg.adapter.guider": ("TortoiseHareGuidance",),
-        "thg.adapter.schedulers": ("read_schedule",),
+        "thg.pipelines.budget": ("plan_for",),
+        "thg.pipelines.guider": ("TortoiseHareGuidance",),
+        "thg.ode.diffusers_schedule": ("read_schedule",),
         "thg.calibration": ("calibrate", "tune"),
         "thg.models": ("shipped_pipeline",),
         "thg.ode.guided_denoiser": ("GuidedDenoiser",),

@@ -295,7 +295,7 @@ def test_short_forms():
 
 
 def _run_of(case: Case, steps: int) -> thg.Run:
-    from thg.adapter.describe import known_run
+    from thg.pipelines.describe import known_run
 
     return known_run(copy.deepcopy(case.pipe.scheduler), steps)
 

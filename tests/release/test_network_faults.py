@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 import thg
 from tests.adapter.families import FAMILIES
 from tests.release.commands import refused
-from thg.adapter.schedulers import read_schedule
 from thg.models import shipped_path
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.solvers import ddim
 
 LEAP = thg.uniform(every=2)

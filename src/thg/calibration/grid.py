@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thg.adapter.scheduler_table import adds_noise, order_of
-from thg.adapter.schedulers import prediction_of, read_schedule
 from thg.errors import ScheduleError
+from thg.ode.diffusers_schedule import prediction_of, read_schedule
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
+from thg.ode.scheduler_table import adds_noise, order_of
 from thg.ode.solvers import Solver
 from thg.plans.run import Run
 from thg.profiles.noise import noise_share

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from thg.adapter.identity import fingerprint
 from thg.calibration.grid import NoiseGrid
 from thg.calibration.subject import checked_scale
 from thg.errors import ProfileError
 from thg.pipelines import enabled
+from thg.pipelines.identity import fingerprint
 from thg.plans.guide import GuideMaker
 from thg.plans.run import Run
 from thg.seeds import generators

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.calls import (
+from thg.errors import UnsupportedPipelineError
+from thg.pipelines.calls import (
     Call,
     assemble,
     branch_terms,
@@ -28,13 +29,12 @@ from thg.adapter.calls import (
     tensors_of,
     unconditional,
 )
-from thg.adapter.check import Guided, Step, scale_of, verify
-from thg.adapter.describe import describe
-from thg.adapter.identity import fingerprint
-from thg.adapter.layouts import Batched, Sequential, in_words
-from thg.adapter.observe import obstacle_in
-from thg.errors import UnsupportedPipelineError
+from thg.pipelines.check import Guided, Step, scale_of, verify
+from thg.pipelines.describe import describe
+from thg.pipelines.identity import fingerprint
+from thg.pipelines.layouts import Batched, Sequential, in_words
 from thg.pipelines.run import LENGTH, PipelineRun
+from thg.pipelines.watch import obstacle_in
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.plan import Plan
 from thg.plans.report import Summary

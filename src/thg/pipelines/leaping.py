@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.calls import Call, at_least_float32, rows_of
-from thg.adapter.describe import describe
-from thg.adapter.identity import fingerprint
-from thg.adapter.observe import obstacle_in
+from thg.pipelines.calls import Call, at_least_float32, rows_of
+from thg.pipelines.describe import describe
+from thg.pipelines.identity import fingerprint
 from thg.pipelines.run import LENGTH, PipelineRun
+from thg.pipelines.watch import obstacle_in
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned

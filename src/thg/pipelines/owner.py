@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from thg.adapter.calls import Call
-from thg.adapter.layouts import Batched, Sequential, guided_networks
-from thg.adapter.substitute import original_class, restore, substitute
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
+from thg.pipelines.calls import Call
 from thg.pipelines.guided import GuidedRun
+from thg.pipelines.layouts import Batched, Sequential, guided_networks
 from thg.pipelines.leaping import LeapingRun
 from thg.pipelines.remembered import remembered
 from thg.pipelines.run import PipelineRun
+from thg.pipelines.substitute import original_class, restore, substitute
 from thg.plans.guide import GuideMaker
 from thg.plans.planners import Planned
 from thg.plans.report import Summary

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from thg.adapter.caches import caches_in
-from thg.adapter.calls import Call
-from thg.adapter.observe import watched
+from thg.pipelines.caches import caches_in
+from thg.pipelines.calls import Call
+from thg.pipelines.watch import watched
 from thg.plans.report import Summary
 
 LOG = logging.getLogger("thg")

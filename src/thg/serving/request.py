@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.describe import describe
-from thg.adapter.observe import NOISE_ARGUMENTS
+from thg.pipelines.describe import describe
+from thg.pipelines.watch import NOISE_ARGUMENTS
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 import thg
-from thg.adapter.budget import usual_guidance
-from thg.adapter.describe import known_run
-from thg.adapter.identity import fingerprint
-from thg.adapter.layouts import DENOISERS
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
+from thg.pipelines.budget import usual_guidance
+from thg.pipelines.describe import known_run
+from thg.pipelines.identity import fingerprint
+from thg.pipelines.layouts import DENOISERS
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.run import Run
 from thg.profiles.profile import Profile

@@ -7,8 +7,8 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from thg.adapter.describe import known_run
 from thg.errors import PlanError, UnsupportedPipelineError
+from thg.pipelines.describe import known_run
 from thg.plans.fidelity import most_steps
 from thg.plans.planners import Tapered, tapered
 from thg.plans.run import Run

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thg.adapter.calls import at_least_float32
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.calls import at_least_float32
 
 ROUNDING = 1e-4  # relative error that float32 arithmetic between network and scheduler may cause
 DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it is new

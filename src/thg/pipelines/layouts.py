@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.substitute import original_class
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.substitute import original_class
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 """The usual names of the denoising network in pipelines."""
@@ -190,7 +190,7 @@ def guided_networks(pipe: Any, layout: Batched | Sequential) -> dict[torch.nn.Mo
 @functools.cache
 def known_layouts() -> dict[str, Layout]:
     """The pipeline classes of diffusers in the table, with their layouts."""
-    groups = json.loads(files("thg.adapter").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
+    groups = json.loads(files("thg.pipelines").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
     return {name: _layout(group) for group in groups for name in group["pipelines"]}
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.scheduler_table import adds_noise, order_of
-from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
+from thg.ode.diffusers_schedule import scheduler_log_snr
+from thg.ode.scheduler_table import adds_noise, order_of
 from thg.plans.response import ADDS_NOISE, CLIPS, Response, probe
 from thg.plans.run import Run
 

@@ -17,9 +17,9 @@ import torch
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.guiders.guider_utils import GuiderOutput
 
-from thg.adapter.calls import at_least_float32, difference, unconditional
-from thg.adapter.describe import describe
 from thg.errors import PlanError
+from thg.pipelines.calls import at_least_float32, difference, unconditional
+from thg.pipelines.describe import describe
 from thg.plans.fidelity import Within, within
 from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
