@@ -32,8 +32,8 @@ import sys
 sys.modules["thg"] = sys.modules["diffusers"] = None
 sys.path.insert(0, {str(FOLDER)!r})
 from core.plans.fidelity import network_plan
-from core.plans.run import Run
-print(network_plan(Run.of(20), 13).evaluations)
+from core.plans.run import RunInfo
+print(network_plan(RunInfo.of(20), 13).evaluations)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER)
     assert done.stdout.strip() == "13", done.stderr

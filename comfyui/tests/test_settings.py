@@ -2,12 +2,14 @@
 
 import pytest
 from pack.core.errors import PlanError
-from pack.core.plans.run import Run
+from pack.core.plans.run import RunInfo
 from pack.settings import PRESETS, Settings, step_list
 
 
 def run(steps=20, **more):
-    return Run(steps, tuple(map(float, range(steps))), 5.0, times=tuple(1 - i / steps for i in range(steps)), **more)
+    return RunInfo(
+        steps, tuple(map(float, range(steps))), 5.0, times=tuple(1 - i / steps for i in range(steps)), **more
+    )
 
 
 def plan(settings, of=None):

@@ -123,7 +123,7 @@ def enabled(source, plan):
 
 def test_in_a_modular_pipeline_it_equals_enable(source):
     plain = modular(source, ClassifierFreeGuidance(guidance_scale=4.0))
-    coarse = thg.uniform(nfe=0.75).plan(thg.Run.of(STEPS)).coarse
+    coarse = thg.uniform(nfe=0.75).plan(thg.plans.RunInfo.of(STEPS)).coarse
     fixed, corrected = (thg.Plan(STEPS, coarse, corrector=corrector) for corrector in (0.0, 0.85))
     found = []
     for plan, settings in ((fixed, {"plan": fixed}), (corrected, {"plan": corrected, "scheduler": source.scheduler})):

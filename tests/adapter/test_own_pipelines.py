@@ -232,7 +232,7 @@ def test_a_loop_that_begins_late(known, noise):
     with thg.enabled(pipe, LEAP, layout=UNCOND_FIRST):
         pipe(WORDS, W, STEPS, noise)
         summary = thg.summary(pipe)
-    assert summary.plan == LEAP.plan(thg.Run.of(STEPS - 3))
+    assert summary.plan == LEAP.plan(thg.plans.RunInfo.of(STEPS - 3))
     assert summary.finished
 
 

@@ -73,7 +73,7 @@ def test_nan_in_the_core_is_an_error_that_names_step_and_branch():
     arguments = (denoiser, noise, thg.Plan(6, (0, 2, 4)), schedule, ddim())
     assert thg.sample(*arguments, guidance_scale=5.0, check=False).x.isfinite().all()
     for call, place in ((4, "the conditional network output at step 2"), (5, "the unconditional .* output at step 2")):
-        with hooked(case, nan_from(call)), pytest.raises(thg.NonFiniteError, match=place):
+        with hooked(case, nan_from(call)), pytest.raises(thg.errors.NonFiniteError, match=place):
             thg.sample(*arguments, guidance_scale=5.0, check=False)
 
 

@@ -20,7 +20,7 @@ from thg.errors import THGError
 from thg.ode.diffusers_schedule import scheduler_log_snr
 from thg.ode.scheduler_table import adds_noise, order_of
 from thg.plans.response import ADDS_NOISE, CLIPS, Response, probe
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
@@ -37,7 +37,9 @@ class Measured:
 _cache: OrderedDict[Any, Measured] = OrderedDict()
 
 
-def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None) -> Run:
+def describe(
+    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None
+) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
@@ -51,7 +53,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     levels = times if log_snr is None else log_snr
     place = {level: float(i) for i, level in enumerate(dict.fromkeys(levels))}
     measured = Measured(reason=obstacle) if obstacle else scheduler_response(scheduler, calls)
-    return Run(
+    return RunInfo(
         steps=len(times),
         positions=tuple(place[level] for level in levels),
         log_snr=log_snr,
@@ -64,7 +66,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     )
 
 
-def known_run(scheduler: Any, steps: int) -> Run:
+def known_run(scheduler: Any, steps: int) -> RunInfo:
     """The calls of a run with so many steps. The scheduler is one that is not used afterwards."""
     shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     try:

@@ -39,7 +39,7 @@ from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.plan import Plan
 from thg.plans.report import Summary
 from thg.plans.response import ADDS_NOISE
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 CLOSE = 0.02  # largest difference of a measured guidance scale from the stated one, relative to w - 1
 CHANGED = 0.05  # of w - 1: a change of the guidance scale that is reported
@@ -54,7 +54,7 @@ class GuidedRun(PipelineRun):
     """A run that evaluates the guidance term at the steps of a plan."""
 
     guide: Guide  # of the current pass
-    info: Run  # the description of the current pass
+    info: RunInfo  # the description of the current pass
 
     def __init__(
         self, owner: Any, pipe: Any, layout: Batched | Sequential, maker: GuideMaker, arguments: Mapping[str, Any]
@@ -238,7 +238,7 @@ class GuidedRun(PipelineRun):
         if step.whole is not None:
             self.evaluations[-1] = self.plain_evaluations[-1] = max(1, len(step.whole) // max(1, len(passed)))
 
-    def _as_measured(self, checked: Guided) -> Run:
+    def _as_measured(self, checked: Guided) -> RunInfo:
         """The description of the pass with what the check has shown."""
         info = replace(self.info, guidance_scale=self._scale(checked))
         if checked.with_sample and checked.rescaled and isinstance(self._layout, Sequential):
@@ -258,7 +258,7 @@ class GuidedRun(PipelineRun):
                 return scale
         return round(checked.w, 1)
 
-    def _describe_anew(self, info: Run) -> None:
+    def _describe_anew(self, info: RunInfo) -> None:
         """Makes the guide again if the pass is another than expected; it sees the evaluated step again."""
         if info == self.info or isinstance(self.guide, Visitor):
             return
@@ -292,7 +292,7 @@ class GuidedRun(PipelineRun):
                 )
             )
 
-    def _described(self, call: Call) -> Run:
+    def _described(self, call: Call) -> RunInfo:
         scheduler, layout = self.pipe.scheduler, self._layout
         rescales = isinstance(layout, Sequential) and layout.rescales
         obstacle = "the pipeline rescales the network's output at every step" if rescales else ""
@@ -624,7 +624,7 @@ def _on_host(time: Any) -> float | None:
     return float(time) if isinstance(time, int | float) else None
 
 
-def _without_response(info: Run, reason: str) -> Run:
+def _without_response(info: RunInfo, reason: str) -> RunInfo:
     """A pass on which the corrector cannot be used."""
     noisy = info.adds_noise or ADDS_NOISE in reason
     return replace(info, response=None, no_response=reason, adds_noise=noisy)

@@ -25,7 +25,7 @@ from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, Uniform, guide_maker, tapered, uniform
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 _STORED: dict[str, tuple[type[Any], Callable[..., Choice]]] = {
     "within": (Within, within),
@@ -96,11 +96,11 @@ class TortoiseHareGuidance(ClassifierFreeGuidance):  # type: ignore[misc]
         elif self._guide is not None and guided and not self._guide.evaluates(step):
             self._conditions = 1
 
-    def _described(self, steps: int) -> Run:
+    def _described(self, steps: int) -> RunInfo:
         """The description of a run with this number of steps: the last ones of the scheduler, as in image to image."""
         timesteps = getattr(self._scheduler, "timesteps", ())
         if len(timesteps) < steps:
-            return Run.of(steps, self.guidance_scale)
+            return RunInfo.of(steps, self.guidance_scale)
         return replace(describe(self._scheduler, timesteps[-steps:]), guidance_scale=self.guidance_scale)
 
     @property

@@ -25,7 +25,7 @@ from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
 HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
@@ -86,7 +86,7 @@ class Loop:
 
     scheduler: Any
     timesteps: Any
-    run: Run
+    run: RunInfo
     leaps: Leaps
     index: int = 0
     time: Any = None

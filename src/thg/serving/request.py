@@ -22,7 +22,7 @@ from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
 from thg.plans.response import ADDS_NOISE
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 Output = Tensor | tuple[Tensor, ...]
 
@@ -68,7 +68,7 @@ def run_of(
     branches: int,
     guidance_scale: float | None = None,
     step_arguments: dict[str, Any] | None = None,
-) -> Run:
+) -> RunInfo:
     """The run of a request, from the engine's scheduler, whose time steps are set.
 
     step_arguments: further arguments of the scheduler's step.
@@ -81,7 +81,7 @@ def run_of(
 class ServedRun:
     """The steps of one request. It holds at most three outputs, and none after the last step."""
 
-    def __init__(self, planned: Planned, run: Run) -> None:
+    def __init__(self, planned: Planned, run: RunInfo) -> None:
         self._run = run
         self._leaps: Leaps = planned.leaps(run)
         self._next = 0
