@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thg.plans import hare
+from thg.plans.hare import predicted
 
 _DEEPEST = ("mid", "mid_block", 0, 0)  # computed in a full pass only
 
@@ -100,7 +100,7 @@ def _extrapolated(positions: tuple[int, ...], outputs: tuple[Any, ...], position
     """The hare's prediction for each tensor of the layer's outputs."""
     last = outputs[-1]
     if isinstance(last, torch.Tensor):
-        return hare.predict(positions, outputs, position, order)
+        return predicted(positions, outputs, position, order)
     if isinstance(last, tuple | list):
         return type(last)(_extrapolated(positions, parts, position, order) for parts in zip(*outputs, strict=True))
     return last
