@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from thg.bench.metrics import Batch, MetricError, frechet
+from thg.bench.metrics import Batch, MetricError
 from thg.bench.metrics.frechet import FrechetMetric, Gaussian, frechet_distance
 
 
@@ -57,7 +57,7 @@ def test_singular_covariances_on_different_subspaces():
 
 
 def test_a_gaussian_of_rows_in_blocks_against_numpy(monkeypatch):
-    monkeypatch.setattr(frechet, "BLOCK", 7)
+    monkeypatch.setattr("thg.bench.metrics.frechet.BLOCK", 7)
     rows = torch.randn(101, 6, generator=torch.Generator().manual_seed(0)) + 1000
     mean, covariance = Gaussian.of(rows)
     np.testing.assert_allclose(mean.numpy(), rows.double().numpy().mean(0), rtol=1e-14)

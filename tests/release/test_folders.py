@@ -13,14 +13,14 @@ import pytest
 import thg
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("src", "tests", "docs", "benchmarks", "examples", "comfyui", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+PARTS = ("src", "tests", "docs", "comfyui", "pyproject.toml", "README.md", "CONTRIBUTING.md")
 FOLDERS = ["thg", "mein thg für 絵"]
 TESTS = (  # those that find files by their paths, or tell thg's files from others
     "tests/device/test_device.py::test_every_family[SD 1.5-torch.float32]",
     "tests/device/test_own_loop.py::test_the_loop_of_sample_does_not_wait",
     "tests/test_package.py::test_import_direction",
     "tests/test_docs.py::test_the_map_of_the_code_is_the_tree",
-    "tests/test_comfyui.py",
+    "tests/test_comfyui.py::test_the_copy_of_the_core_is_current",
 )
 pytestmark = pytest.mark.slow
 

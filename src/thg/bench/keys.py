@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from thg.bench.config import BenchConfig, Method, Model
-from thg.bench.store import Series, Store, digest
+from thg.bench.store import Series, Store
+from thg.bench.tables import digest
 from thg.distribution import versions
 from thg.models import shipped_path
 

@@ -13,7 +13,7 @@ from thg.media import psnr
 SHOWN = 4
 
 
-def pictures(items: list[Any]) -> list[Image.Image]:
+def four_frames(items: list[Any]) -> list[Image.Image]:
     """For each video the first frame, the last, and two between them, as a square."""
     return [_square(frames_of(item)) for item in items]
 
@@ -27,7 +27,7 @@ def _square(frames: list[Image.Image]) -> Image.Image:
     return page
 
 
-def decibels(video: Any, reference: Any) -> float:
+def video_psnr(video: Any, reference: Any) -> float:
     """PSNR over all frames."""
     made, wanted = (np.stack([np.asarray(frame) for frame in frames_of(item)]) for item in (video, reference))
     return psnr(made, wanted, peak=255)
