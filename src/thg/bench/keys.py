@@ -24,7 +24,7 @@ from thg.models import shipped_path
 LIBRARIES = ("torch", "diffusers", "transformers")
 NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
 """Parts of thg that do not change a sample; bench/methods does."""
-BLOCK, BLOCKS = 1 << 16, 16
+BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
 """Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
@@ -112,12 +112,12 @@ def _file(path: Path, size: int, changed: int) -> str:
     """The digest of a file, of blocks of a large one."""
     content = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        if size <= BLOCK * BLOCKS:
+        if size <= BLOCK_BYTES * BLOCKS_READ:
             content.update(file.read())
         else:
-            for number in range(BLOCKS):
-                file.seek(number * (size - BLOCK) // (BLOCKS - 1))
-                content.update(file.read(BLOCK))
+            for number in range(BLOCKS_READ):
+                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS_READ - 1))
+                content.update(file.read(BLOCK_BYTES))
     return content.hexdigest()
 
 

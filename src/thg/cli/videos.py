@@ -10,7 +10,7 @@ from PIL import Image
 from thg.cli.files import frames_of
 from thg.media import psnr
 
-SHOWN = 4
+FRAMES_SHOWN = 4
 
 
 def four_frames(items: list[Any]) -> list[Image.Image]:
@@ -19,7 +19,7 @@ def four_frames(items: list[Any]) -> list[Image.Image]:
 
 
 def _square(frames: list[Image.Image]) -> Image.Image:
-    chosen = [frames[round(i * (len(frames) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+    chosen = [frames[round(i * (len(frames) - 1) / (FRAMES_SHOWN - 1))] for i in range(FRAMES_SHOWN)]
     width, height = chosen[0].size
     page = Image.new("RGB", (2 * width, 2 * height))
     for i, frame in enumerate(chosen):

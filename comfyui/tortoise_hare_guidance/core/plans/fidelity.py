@@ -101,12 +101,12 @@ def grid(run: Run, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
-    density = _tapering((np.arange(run.steps) + 0.5) / run.steps, prior)
+    density = _density_at((np.arange(run.steps) + 0.5) / run.steps, prior)
     sizes = _angles(run)
     if sizes is not None:
-        by_angle = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
+        by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
         density = density / density.mean() + by_angle / by_angle.mean()
-    inner = _lightest(density[first - 1 :], count - first + 1, prior)
+    inner = _cheapest_grid(density[first - 1 :], count - first + 1, prior)
     return (*range(first - 1), *(first - 1 + i for i in inner))
 
 
@@ -120,13 +120,13 @@ def _angles(run: Run) -> Array | None:
     return np.asarray(sizes / sizes.sum()) if sizes.sum() > 0 else None
 
 
-def _tapering(x: Array, prior: Prior) -> Array:
+def _density_at(x: Array, prior: Prior) -> Array:
     """The density of evaluations at a position between the start of a run, 0, and its end, 1."""
     (start, over), (end, under) = prior.start, prior.end
     return np.asarray(1 + start * np.exp(-((x / over) ** 2)) + end * np.exp(-(((1 - x) / under) ** 2)))
 
 
-def _lightest(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
+def _cheapest_grid(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
     """The `count` steps, including the first and the last, whose leaps have the least total weight.
 
     The weight of a leap is a power of the density that it covers, and 0 for a leap to the next step, where nothing is

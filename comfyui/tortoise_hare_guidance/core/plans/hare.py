@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEMORY = 2  # evaluations that a prediction of the highest order needs
-TOGETHER = 0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference
+EVALUATIONS_KEPT = 2  # evaluations that a prediction of the highest order needs
+SAME_POSITION = (
+    0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference
+)
 
 
 def prediction_weights(
@@ -61,8 +63,8 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._positions: deque[float] = deque(maxlen=MEMORY)
-        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=MEMORY)
+        self._positions: deque[float] = deque(maxlen=EVALUATIONS_KEPT)
+        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=EVALUATIONS_KEPT)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -79,7 +81,7 @@ class History:
 
     def ends_at(self, position: float) -> bool:
         """Is the last evaluation at this position?"""
-        return bool(self._positions) and abs(self._positions[-1] - position) < TOGETHER
+        return bool(self._positions) and abs(self._positions[-1] - position) < SAME_POSITION
 
     def add(self, position: float, term: tuple[Tensor, ...]) -> None:
         if self.ends_at(position):
