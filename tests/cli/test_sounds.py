@@ -35,10 +35,7 @@ def test_a_spectrogram_shows_a_tone_at_its_pitch():
     rate, pitch = 16_000, 1000.0
     tone = 0.5 * np.sin(2 * math.pi * pitch * np.arange(rate) / rate)
     picture = np.asarray(spectrogram(tone, rate)).astype(int).sum(2)
-    row = (
-        SPECTROGRAM_SIDE
-        - 1
-        - round((SPECTROGRAM_SIDE - 1) * math.log(pitch / LOWEST_HERTZ) / math.log(rate / 2 / LOWEST_HERTZ))
-    )
+    height = math.log(pitch / LOWEST_HERTZ) / math.log(rate / 2 / LOWEST_HERTZ)
+    row = SPECTROGRAM_SIDE - 1 - round((SPECTROGRAM_SIDE - 1) * height)
     assert abs(int(picture[:, SPECTROGRAM_SIDE // 2].argmax()) - row) <= 2
     assert picture.shape == (SPECTROGRAM_SIDE, SPECTROGRAM_SIDE)

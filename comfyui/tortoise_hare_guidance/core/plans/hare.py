@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVALUATIONS_KEPT = 2  # evaluations that a prediction of the highest order needs
-SAME_POSITION = (
-    0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference
-)
+SAME_POSITION = 0.01  # in steps; closer evaluations count as one: a line through them would magnify their difference
 
 
 def prediction_weights(
