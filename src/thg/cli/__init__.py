@@ -1,8 +1,9 @@
 """The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
 
 `parser` has the options of all sub-commands. Each sub-command is a module of this package with `run(args)` (`report` is
-in `bench`), which is imported only when it is called, after a first line that says so: importing torch takes seconds. Exit codes: 0 done,
-1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the output has ended.
+in `bench`), which is imported only when it is called, after a first line that says so: importing torch takes seconds.
+Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the
+output has ended.
 """
 
 from __future__ import annotations
