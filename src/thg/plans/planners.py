@@ -2,7 +2,7 @@
 
 `m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2), and `uniform` makes plans of the paper's
 kind: the conditional branch runs at each step. `tapered` takes a budget for leaps of the whole network; the default,
-`within` in `fidelity.py`, a tolerance.
+`within`, a tolerance.
 """
 
 from __future__ import annotations
