@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LARGE_OUTPUT = 100.0  # far larger than any network output
-LINEAR_WITHIN = 1e-3  # deviation from its response up to which a solver counts as linear
-LEAST_REMAINING = 0.01  # share of an output's effect at the end of a run, below which nothing can be inferred
-LEAST_MEMORY = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
+LARGE = 100.0  # far larger than any network output
+LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
+FORGOTTEN = 0.01  # share of an output's effect at the end of a run, below which nothing can be inferred
+REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
 CLIPS = "is not linear with this configuration (it clips or thresholds)"
-NEGLIGIBLE_MISS = 0.05  # share of the missing states below which no further calls are corrected
+NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Response:
         if zero.any():
             return ADDS_NOISE
         expected = matrix @ probe(len(matrix))[:, -2]
-        if not np.allclose(large, expected, rtol=LINEAR_WITHIN, atol=LINEAR_WITHIN * np.abs(expected).max(initial=0.0)):
+        if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
             return CLIPS
         return cls(matrix, scales)
 
@@ -83,7 +83,7 @@ class Response:
         (for a network that predicts the data) has no such scale.
         """
         now, final = float(self.matrix[n, 0]), float(self.matrix[-1, 0])
-        if not abs(final) > LEAST_REMAINING * abs(now) > 0:
+        if not abs(final) > FORGOTTEN * abs(now) > 0:
             return self.matrix[n, first : n + 1]
         return np.asarray(self.matrix[-1, first : n + 1] * (now / final))
 
@@ -92,7 +92,7 @@ class Response:
         at_once = np.diagonal(self.matrix)
         kept = self.matrix[:, 0] / self.matrix[-1, 0] if self.matrix[-1, 0] else np.zeros(len(at_once))
         later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
-        return bool(np.abs(at_once - later).max() > LEAST_MEMORY * np.abs(at_once).max())
+        return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
 
     def corrections(self, first: int, amounts: Array) -> Array:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
@@ -100,7 +100,7 @@ class Response:
         diagonal = np.diagonal(self.matrix)[j:]
         final = self.matrix[-1, j:]
         missing = self.matrix[j:, first:j] @ amounts
-        tolerance = NEGLIGIBLE_MISS * np.abs(missing).max(initial=0.0)
+        tolerance = NEGLIGIBLE * np.abs(missing).max(initial=0.0)
         corrections: list[Array] = []
         for n in range(len(missing)):
             c = missing[n] / diagonal[n] if diagonal[n] else np.zeros_like(missing[n])
@@ -119,5 +119,5 @@ def probe(count: int) -> Array:
     A solver that clips or thresholds does not respond linearly to the large values; one that adds noise has a non-zero
     state for zero outputs.
     """
-    large = LARGE_OUTPUT * np.random.default_rng(0).standard_normal((count, 1))
+    large = LARGE * np.random.default_rng(0).standard_normal((count, 1))
     return np.concatenate([np.eye(count), large, np.zeros((count, 1))], axis=1)
