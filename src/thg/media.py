@@ -15,9 +15,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from thg.errors import NonFiniteError
 
-IDENTICAL_DECIBELS = 100.0
+CAP = 100.0
 """The PSNR in decibels that a mean counts for identical samples."""
-WORST_SHARE = 0.05
+WORST = 0.05
 """The share of the samples whose mean is shown next to the mean of all."""
 
 
@@ -40,13 +40,13 @@ def snr(sample: ArrayLike, reference: ArrayLike) -> float:
 
 def mean_psnr(values: Sequence[float]) -> float:
     """The mean over samples; identical ones count as 100 dB."""
-    return math.fsum(min(value, IDENTICAL_DECIBELS) for value in values) / len(values)
+    return math.fsum(min(value, CAP) for value in values) / len(values)
 
 
 def worst_mean(values: Sequence[float], higher_is_better: bool = True) -> float:
     """The mean of the worst 5 % of the samples; of one sample at least."""
     ordered = sorted(values, reverse=not higher_is_better)
-    return math.fsum(worst := ordered[: max(1, math.ceil(WORST_SHARE * len(ordered)))]) / len(worst)
+    return math.fsum(worst := ordered[: max(1, math.ceil(WORST * len(ordered)))]) / len(worst)
 
 
 def png_bytes(pixels: NDArray[np.floating], compress_level: int = 6, how: Mapping[str, object] | None = None) -> bytes:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.tiny_hub import save_audioldm2
 from thg.cli import main
-from thg.plots.spectrogram import LOWEST_HERTZ, SPECTROGRAM_SIDE, spectrogram
+from thg.plots.spectrogram import LOWEST, SIDE, spectrogram
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
 
@@ -35,7 +35,6 @@ def test_a_spectrogram_shows_a_tone_at_its_pitch():
     rate, pitch = 16_000, 1000.0
     tone = 0.5 * np.sin(2 * math.pi * pitch * np.arange(rate) / rate)
     picture = np.asarray(spectrogram(tone, rate)).astype(int).sum(2)
-    height = math.log(pitch / LOWEST_HERTZ) / math.log(rate / 2 / LOWEST_HERTZ)
-    row = SPECTROGRAM_SIDE - 1 - round((SPECTROGRAM_SIDE - 1) * height)
-    assert abs(int(picture[:, SPECTROGRAM_SIDE // 2].argmax()) - row) <= 2
-    assert picture.shape == (SPECTROGRAM_SIDE, SPECTROGRAM_SIDE)
+    row = SIDE - 1 - round((SIDE - 1) * math.log(pitch / LOWEST) / math.log(rate / 2 / LOWEST))
+    assert abs(int(picture[:, SIDE // 2].argmax()) - row) <= 2
+    assert picture.shape == (SIDE, SIDE)

@@ -6,29 +6,29 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SPECTROGRAM_SIDE = 160
+SIDE = 160
 """Pixels, both ways: as the cells of a sheet."""
-WINDOW_SECONDS = 0.064
-LOWEST_HERTZ = 50.0
+WINDOW = 0.064
+LOWEST = 50.0
 """In seconds and hertz."""
-DECIBELS_SHOWN = 70.0
+RANGE = 70.0
 """Decibels between black and white; white is full scale."""
 
 
 def spectrogram(sound: NDArray[np.floating], rate: int) -> Image.Image:
     """The picture of one sound: samples in [-1, 1], or channels of them, of which the mean is taken."""
     samples = np.atleast_2d(np.asarray(sound, dtype=np.float64)).mean(0)
-    window = max(2, round(WINDOW_SECONDS * rate))
+    window = max(2, round(WINDOW * rate))
     hann = np.hanning(window)
     padded = np.pad(samples, window // 2)
-    starts = np.linspace(0, len(padded) - window, SPECTROGRAM_SIDE).round().astype(int)
+    starts = np.linspace(0, len(padded) - window, SIDE).round().astype(int)
     frames = np.stack([padded[start : start + window] * hann for start in starts])
     amplitudes = np.abs(np.fft.rfft(frames, axis=1)) * (2 / hann.sum())
-    pitches = np.geomspace(LOWEST_HERTZ, rate / 2, SPECTROGRAM_SIDE)
+    pitches = np.geomspace(LOWEST, rate / 2, SIDE)
     bins = pitches / rate * window
     values = np.stack([np.interp(bins, np.arange(amplitudes.shape[1]), frame) for frame in amplitudes], axis=1)
-    decibels = 20 * np.log10(values.clip(10 ** (-DECIBELS_SHOWN / 20)))
-    bright = (1 + decibels / DECIBELS_SHOWN).clip(0, 1)[::-1]
+    decibels = 20 * np.log10(values.clip(10 ** (-RANGE / 20)))
+    bright = (1 + decibels / RANGE).clip(0, 1)[::-1]
     return Image.fromarray(_coloured(bright))
 
 

@@ -108,7 +108,9 @@ def _makers(device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]
         "judge_accuracy": lambda: judged()["judge_accuracy"],
         "tone_accuracy": lambda: judged()["tone_accuracy"],
         "judge_frechet": lambda: judged()["judge_frechet"],
-        **{entry.name: partial(_registered, entry, device) for entry in entry_points(group=GROUP)},
+        **{
+            entry.name: partial(lambda entry: _made(entry.load(), device), entry) for entry in entry_points(group=GROUP)
+        },
     }
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thg.bench.metrics.base import Batch, MeanMetric, MetricError
-from thg.media import IDENTICAL_DECIBELS, psnr
+from thg.media import CAP, psnr
 
 
 class PSNR(MeanMetric):
@@ -21,9 +21,7 @@ class PSNR(MeanMetric):
 
     def score(self, batch: Batch) -> torch.Tensor:
         pairs = zip(batch.pictures().cpu().numpy(), batch.reference_pictures().cpu().numpy(), strict=True)
-        return torch.tensor(
-            [min(psnr(sample, reference), IDENTICAL_DECIBELS) for sample, reference in pairs], dtype=torch.float64
-        )
+        return torch.tensor([min(psnr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 class SSIM(MeanMetric):
