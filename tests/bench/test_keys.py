@@ -12,7 +12,7 @@ import thg
 from tests.bench.runs import METHODS, config_in, save_model, values
 from thg.bench.config import Model, parse_config
 from thg.bench.inputs import load_prompts, prompts_wanted
-from thg.bench.keys import Place, thg_code, weights
+from thg.bench.keys import StoredMethod, thg_code, weights
 from thg.bench.store import Store
 from thg.distribution import versions
 from thg.models import shipped_path
@@ -29,8 +29,8 @@ def home(tmp_path_factory):
 
 
 def addresses(config):
-    places = [Place(Store(Path("store")), config, method, "prompts") for method in config.methods]
-    return {place.method.name: place.series.key for place in places}
+    methods = [StoredMethod(Store(Path("store")), config, method, "prompts") for method in config.methods]
+    return {stored.method.name: stored.series.key for stored in methods}
 
 
 def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
@@ -90,7 +90,7 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
     config = config_in(home, methods=[METHODS[0], row], steps=50)
 
     def preparation():
-        return Place(Store(Path("store")), config, config.method("mine"), "prompts").parts
+        return StoredMethod(Store(Path("store")), config, config.method("mine"), "prompts").parts
 
     before = preparation()
     file.write_text(file.read_text() + "\n")

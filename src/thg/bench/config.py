@@ -201,7 +201,7 @@ class BenchConfig(Settings):
         """Twelve hex digits of what is written about the pictures: model, prompts, seed, and how each method runs.
 
         Names, titles, metrics, `count` and `batch_size` do not change it. It names a run's folder; the samples
-        themselves are addressed by more, such as the weights and versions (`thg.bench.keys.Place`).
+        themselves are addressed by more, such as the weights and versions (`thg.bench.keys.StoredMethod`).
         """
         rows = [[self.model_of(m), m.policy_name, m.steps, m.guidance_scale, m.options, m.code] for m in self.methods]
         prompts = self.source.get("prompts")

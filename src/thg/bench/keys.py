@@ -28,8 +28,8 @@ BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
 """Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
-class Place:
-    """A method's place in a store: what was prepared for it, and the series of its samples."""
+class StoredMethod:
+    """A method in a store: what was prepared for it, and the series of its samples."""
 
     def __init__(self, store: Store, config: BenchConfig, method: Method, prompts: str) -> None:
         """prompts: the digest of the list that the indices refer to."""
@@ -77,6 +77,11 @@ class Place:
         plan = self.method.policy.plan_of(self.method.steps, prepared)
         how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": prepared}
         return self.store.series({**self._what, **how})
+
+    def done(self) -> set[int]:
+        """The indices of the existing samples."""
+        series = self.series
+        return set() if series is None else series.done()
 
 
 def weights(model: Model, file: str = "model_index.json") -> str:
