@@ -30,9 +30,10 @@ from benchmarks import zoo
 from thg.files import write_atomically
 from thg.pipelines.describe import describe
 from thg.plans.estimate import Estimate
-from thg.plans.fidelity import PRIOR, network_plan, within
+from thg.plans.fidelity import network_plan, within
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
+from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
 
 Array = NDArray[np.float64]

@@ -18,8 +18,7 @@ from torch import Tensor
 from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
-from .core.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from .core.plans.fidelity import PRIOR
+from .core.plans.estimate import Estimate
 from .core.plans.leaps import Leaps
 from .core.plans.plan import EVALUATED, SKIPPED
 from .guards import obstacle
@@ -126,8 +125,7 @@ class Session:
             raise ScheduleError(COMBINED)
         run = runs[0]
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
-        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
-        self._leaps = [Leaps(plan, run, Estimate(share)) for run in runs]
+        self._leaps = [Leaps(plan, run, Estimate.of(plan, run)) for run in runs]
         if self.settings.corrector and run.response is None:
             self.note = f"not corrected: {run.no_response}"
         if self.settings.verbose:

@@ -37,9 +37,8 @@ if __name__ == "__main__":
         return images
 
     plain = pictures()
-    metric = VisibleChange()
     for nfe in (0.55, 0.65, 0.8):
+        metric = VisibleChange()
         with thg.enabled(pipe, thg.uniform(nfe=nfe)):
-            mine = metric.fresh()
-            mine.update(Batch(pictures(), prompts=prompts, references=plain))
-            print(f"{thg.summary(pipe).nfe} evaluations: {mine.compute():.1%} of the pixels differ visibly")
+            metric.update(Batch(pictures(), prompts=prompts, references=plain))
+            print(f"{thg.summary(pipe).nfe} evaluations: {metric.compute():.1%} of the pixels differ visibly")

@@ -10,11 +10,11 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 import thg
 from tests.bench.runs import METHODS, config_in, save_model, values
-from thg.bench import keys
 from thg.bench.config import Model, parse_config
 from thg.bench.inputs import load_prompts, prompts_wanted
-from thg.bench.keys import Place, thg_code, weights
+from thg.bench.keys import StoredMethod, thg_code, weights
 from thg.bench.store import Store
+from thg.distribution import versions
 from thg.models import shipped_path
 
 SOURCE = Path(thg.__file__).parent
@@ -29,8 +29,8 @@ def home(tmp_path_factory):
 
 
 def addresses(config):
-    places = [Place(Store(Path("store")), config, method, "prompts") for method in config.methods]
-    return {place.method.name: place.series.key for place in places}
+    methods = [StoredMethod(Store(Path("store")), config, method, "prompts") for method in config.methods]
+    return {stored.method.name: stored.series.key for stored in methods}
 
 
 def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
@@ -40,11 +40,11 @@ def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
         (changed / path.relative_to(SOURCE)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, changed / path.relative_to(SOURCE))
     assert thg_code(changed) == thg_code()
-    planner = changed / "plans" / "fidelity.py"
+    planner = changed / "plans" / "prior.py"
     planner.write_text(planner.read_text().replace("0.85", "0.86"))
     thg_code.cache_clear()
     before = addresses(config_in(home, methods=[*METHODS, WITHIN]))
-    monkeypatch.setattr(keys, "thg_code", lambda: thg_code(changed))
+    monkeypatch.setattr("thg.bench.keys.thg_code", lambda: thg_code(changed))
     after = addresses(config_in(home, methods=[*METHODS, WITHIN]))
     assert before["CFG"] == after["CFG"]  # thg does not run
     assert {name for name in before if before[name] != after[name]} == {"CFG-Cache", "thg uniform", "default"}
@@ -90,7 +90,7 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
     config = config_in(home, methods=[METHODS[0], row], steps=50)
 
     def preparation():
-        return Place(Store(Path("store")), config, config.method("mine"), "prompts").parts
+        return StoredMethod(Store(Path("store")), config, config.method("mine"), "prompts").parts
 
     before = preparation()
     file.write_text(file.read_text() + "\n")
@@ -99,8 +99,8 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
 
 def test_another_version_of_a_library_is_another_address(home, monkeypatch):
     before = addresses(config_in(home))
-    installed = keys.versions()
-    monkeypatch.setattr(keys, "versions", lambda: {**installed, "diffusers": "0.0"})
+    installed = versions()
+    monkeypatch.setattr("thg.bench.keys.versions", lambda: {**installed, "diffusers": "0.0"})
     after = addresses(config_in(home))
     assert all(before[name] != after[name] for name in before)
 

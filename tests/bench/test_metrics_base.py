@@ -1,4 +1,4 @@
-"""The batch that metrics are given, and what all metrics have in common: streaming, merging, starting afresh."""
+"""The batch that metrics are given, and what all metrics have in common: streaming and merging."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from thg.bench.metrics import Batch, MetricError
 from thg.bench.metrics.base import LastSeen
 from thg.bench.metrics.fidelity import PSNR
-from thg.bench.metrics.frechet import FrechetMetric
 from thg.errors import NonFiniteError
 
 
@@ -31,21 +30,6 @@ def test_the_worst_are_the_worst_five_percent():
     assert PSNR().worst(scores[:3]) == 0.0
 
 
-def test_fresh_shares_the_reference_and_counts_from_zero():
-    class Pixels(FrechetMetric):
-        name = "pixels"
-
-    metric = Pixels(lambda batch: batch.pictures()[:, :, 0, 0])
-    metric.use_rows(torch.cat(metric.measure(Batch(pictures(20)))))
-    metric.update(Batch(pictures(20, seed=1)))
-    other = metric.fresh()
-    assert other.compute() is None
-    other.update(Batch(pictures(20, seed=1)))
-    assert other.compute() == metric.compute()
-    other.update(Batch(pictures(20, seed=2)))
-    assert other.compute() != metric.compute()
-
-
 def test_nothing_counted_is_none_not_a_number():
     assert PSNR().compute() is None
 
@@ -62,21 +46,8 @@ def test_a_network_runs_once_for_a_batch_that_two_metrics_see():
 def test_bytes_and_floats_are_the_same_picture():
     original = torch.randint(0, 256, (2, 3, 12, 12), dtype=torch.uint8)
     batch = Batch(original.float() / 255)
-    assert torch.equal(torch.stack(batch.rgb_bytes()), original)
+    assert torch.equal(batch.as_stored().samples, original)
     assert torch.equal(Batch(original).pictures(), batch.pictures())
-    assert batch.pil_pictures()[1].getpixel((3, 5)) == tuple(original[1, :, 5, 3].tolist())
-
-
-def test_grey_pictures_become_three_equal_channels():
-    grey = torch.rand(2, 1, 12, 12)
-    assert [picture.shape for picture in Batch(grey).rgb_bytes()] == [(3, 12, 12)] * 2
-
-
-def test_pictures_of_several_sizes_are_one_batch_for_those_who_resize_them():
-    sizes = [torch.zeros(3, 8, 6, dtype=torch.uint8), torch.zeros(3, 4, 4, dtype=torch.uint8)]
-    assert [picture.size for picture in Batch(sizes).pil_pictures()] == [(6, 8), (4, 4)]
-    with pytest.raises(MetricError, match="2 sizes cannot be stacked"):
-        Batch(sizes).pictures()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ def test_what_is_missing_is_named_and_the_others_go_on(tmp_path):
     assert [metric.name for metric in loaded.metrics] == [name for name in metric_names() if name not in SCRIPTS]
     reasons = dict(loaded.skipped)
     assert set(reasons) == set(SCRIPTS)
-    for name, (_, _, package) in SCRIPTS.items():
-        assert f"{python} -m pip install {package}" in reasons[name]
+    for name, script in SCRIPTS.items():
+        assert f"{python} -m pip install {script.package}" in reasons[name]
 
 
 def test_names_are_those_of_the_metrics_and_order_is_kept():

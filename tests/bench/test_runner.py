@@ -198,13 +198,13 @@ def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
     methods = [METHODS[0], {"name": "AG", "policy": "adaptive-guidance", "nfe": STEPS + 1}]
     config = config_in(home, methods=methods)
     quietly(config, home / "adaptive")
-    found = run_in(config, home / "adaptive").place("AG").prepared
+    found = run_in(config, home / "adaptive").stored_method("AG").prepared
     assert found["pilot"] == 16  # of the 20 prompts in the file, though 6 are sampled
     before = pictures(home / "adaptive")
     sample_file(home / "adaptive", "ag/000002.json").unlink()
     quietly(config, home / "adaptive")
     assert pictures(home / "adaptive") == before
-    assert run_in(config, home / "adaptive").place("AG").prepared == found
+    assert run_in(config, home / "adaptive").stored_method("AG").prepared == found
 
 
 # -- time

@@ -180,9 +180,9 @@ def test_a_calibration_takes_more_prompts_than_are_sampled(home, tmp_path):
     given = config(home, methods=methods, count=2)
     assert len(load_prompts(given).prompts) == 20
     quietly(given, tmp_path / "run")
-    plan = run_in(given, tmp_path / "run").place("THG").prepared["plan"]
+    plan = run_in(given, tmp_path / "run").stored_method("THG").prepared["plan"]
     more = override(given, count=3)
-    assert run_in(more, tmp_path / "run").place("THG").prepared["plan"] == plan
+    assert run_in(more, tmp_path / "run").stored_method("THG").prepared["plan"] == plan
 
 
 def test_the_papers_tables_are_made_small_by_the_rehearsal(home):

@@ -10,7 +10,7 @@ from thg import Plan, PlanError
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import ddim, lagrange_weights
-from thg.plans import hare
+from thg.plans.hare import prediction_weights
 from thg.profiles.noise import noise_share, output_weight, state_at
 from thg.profiles.optimal import leap_costs, optimal_grid
 
@@ -31,7 +31,7 @@ def error_of_leap(terms, gain, i, j, end, hare_order, corrector, slope):
     known = [j] if i < 0 else [i, j]
     error = np.zeros(terms.shape[1])
     for k in range(j + 1, end):
-        weights = hare.weights(known, k, hare_order, slope)
+        weights = prediction_weights(known, k, hare_order, slope)
         used = sum(w * terms[m] for w, m in zip(weights, known[-len(weights) :], strict=True))
         if corrector and end < len(terms):
             nodes = [*known, end][-1 - hare_order :]

@@ -142,12 +142,14 @@ def test_from_a_picture(here, capsys):
     assert "No such file" in refused(capsys, "--image", "none.png")
 
 
-def test_half_precision_files_of_a_folder(here, tmp_path):
-    tiny_stable_diffusion().save_pretrained("both")
-    tiny_stable_diffusion().to(torch.float16).save_pretrained("both", variant="fp16")
-    for path in (tmp_path / "both").glob("*/*model.safetensors"):
-        path.unlink()  # only the variant's files are left
-    made("--model", "both", "--variant", "fp16")
+def test_half_precision_files_of_a_folder(here, tmp_path, capsys):
+    half = tiny_stable_diffusion().to(torch.float16)
+    half.save_pretrained("half")
+    half.save_pretrained("named", variant="fp16")
+    picture = made("--model", "named", "--variant", "fp16")
+    assert (picture == made("--model", "half")).all()
+    assert picture.std() > 0
+    assert "cannot be loaded" in refused(capsys, "--model", "named")  # it has no other files
 
 
 def test_the_studios_script_loads_the_same(checkpoint, config, style):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import PRIOR, _lightest, evaluations_within, grid, most_steps
+from thg.plans.fidelity import PRIOR, _cheapest_grid, evaluations_within, grid, most_steps
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
@@ -65,7 +65,7 @@ def test_too_small_a_budget_is_refused():
 
 
 def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:
-    """What `_lightest` makes small, written out."""
+    """What `_cheapest_grid` makes small, written out."""
     passed = np.append(0.0, np.cumsum(density))
     leaps = [(passed[b] - passed[a]) ** PRIOR.power if b - a > 1 else 0.0 for a, b in pairwise(grid)]
     return float(np.sum(leaps))
@@ -77,20 +77,20 @@ def test_no_other_grid_weighs_less(seed):
     density = rng.uniform(0.2, 3, 10)
     for count in range(2, 11):
         grids = [(0, *inner, 9) for inner in combinations(range(1, 9), count - 2)]
-        found = _lightest(density, count, PRIOR)
+        found = _cheapest_grid(density, count, PRIOR)
         assert found in grids
         assert weight(density, found) <= min(weight(density, grid) for grid in grids) * (1 + 1e-9)
 
 
 def test_leaps_are_short_where_the_density_is_high():
-    leaps = [b - a for a, b in pairwise(_lightest(np.linspace(3, 1, 60), 12, PRIOR))]
+    leaps = [b - a for a, b in pairwise(_cheapest_grid(np.linspace(3, 1, 60), 12, PRIOR))]
     assert leaps[0] < leaps[-2]
 
 
 @pytest.mark.parametrize("steps", [20, 28, 50])
 def test_a_larger_budget_never_weighs_more(steps):
     density = np.random.default_rng(steps).uniform(0.5, 2, steps)
-    weights = [weight(density, _lightest(density, count, PRIOR)) for count in range(2, steps + 1)]
+    weights = [weight(density, _cheapest_grid(density, count, PRIOR)) for count in range(2, steps + 1)]
     assert weights == sorted(weights, reverse=True)
     assert weights[-1] == 0.0
 

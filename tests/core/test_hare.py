@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thg import Plan, uniform
-from thg.plans import hare
 from thg.plans.guide import HareGuide
+from thg.plans.hare import interpolation_weights, predicted, prediction_weights
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
@@ -17,12 +17,12 @@ from thg.plans.run import RunInfo
 
 def test_order_1_holds_the_last_term():
     terms = [torch.tensor([1.0]), torch.tensor([4.0])]
-    assert hare.predict([0.0, 2.0], terms, 3.0, order=1) is terms[-1]
+    assert predicted([0.0, 2.0], terms, 3.0, order=1) is terms[-1]
 
 
 def test_order_2_holds_while_there_is_one_evaluation():
     terms = [torch.tensor([1.0])]
-    assert hare.predict([0.0], terms, 3.0, order=2) is terms[-1]
+    assert predicted([0.0], terms, 3.0, order=2) is terms[-1]
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.integers(0, 20), st.integers(1, 10), st.integers(0, 10))
@@ -31,13 +31,13 @@ def test_order_2_is_exact_for_a_line(offset, slope, first, gap, ahead):
         return torch.tensor([offset + slope * x], dtype=torch.float64)
 
     second, target = first + gap, first + gap + ahead
-    predicted = hare.predict([first, second], [line(first), line(second)], target, order=2)
-    torch.testing.assert_close(predicted, line(target), rtol=1e-12, atol=1e-9)
+    value = predicted([first, second], [line(first), line(second)], target, order=2)
+    torch.testing.assert_close(value, line(target), rtol=1e-12, atol=1e-9)
 
 
 def test_weights_sum_to_one():
     for order in (1, 2):
-        assert sum(hare.weights([0.0, 3.0], 7.0, order)) == pytest.approx(1.0)
+        assert sum(prediction_weights([0.0, 3.0], 7.0, order)) == pytest.approx(1.0)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=3), st.integers(1, 5), st.integers(1, 5), st.floats(-3, 12))
@@ -47,7 +47,7 @@ def test_interpolation_is_exact_for_a_parabola(coefficients, gap, next_gap, at):
     def parabola(x):
         return coefficients[0] + coefficients[1] * x + coefficients[2] * x * x
 
-    value = sum(w * parabola(x) for w, x in zip(hare.interpolation(nodes, at), nodes, strict=True))
+    value = sum(w * parabola(x) for w, x in zip(interpolation_weights(nodes, at), nodes, strict=True))
     assert value == pytest.approx(parabola(at), rel=1e-9, abs=1e-6)
 
 

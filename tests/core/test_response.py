@@ -10,8 +10,8 @@ from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedu
 from thg.ode.guidance import solver_response
 from thg.ode.integrate import sample
 from thg.ode.solvers import Track, ddim, lms, plms, step
-from thg.plans import hare
 from thg.plans.guide import HareGuide
+from thg.plans.hare import predicted
 from thg.plans.plan import Plan
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
@@ -33,7 +33,7 @@ def state_corrected(plan, grid, solver):
             if positions and i - positions[-1] > 1:
                 track = _rewritten(track, plan, grid, solver, [*positions, i], [*terms, fresh])
             positions, terms = [*positions, i][-plan.hare_order :], [*terms, fresh][-plan.hare_order :]
-        d = hare.predict(positions, terms, i, plan.hare_order)
+        d = predicted(positions, terms, i, plan.hare_order)
         track = step(track, solver, node, e_c + (GUIDANCE - 1) * d, grid.landings[i], grid.normal)
     return track.x
 

@@ -51,10 +51,10 @@ STATIC = ROOT / "src" / "thg" / "studio" / "static"
 SERVE = """
 import asyncio, hashlib, json, sys, httpx, thg
 from fastapi import FastAPI
-from thg.studio import pages
+from thg.studio.pages import add_pages
 
 app = FastAPI()
-pages.add_to(app)
+add_pages(app)
 
 async def fetch():
     transport = httpx.ASGITransport(app)

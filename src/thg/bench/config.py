@@ -19,8 +19,7 @@ from thg.bench.methods.policy import Policy, check_budget
 from thg.bench.metrics import metric_names
 from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
 from thg.bench.plugins import code_digest, from_file, is_file
-from thg.bench.store import digest
-from thg.bench.tables import ConfigError, FilePath, Table, check, keys, nearest
+from thg.bench.tables import ConfigError, FilePath, Table, check, digest, keys, nearest
 from thg.errors import THGError
 
 SHIPPED_CONFIG = Path(__file__).parent / "shipped.toml"
@@ -202,7 +201,7 @@ class BenchConfig(Settings):
         """Twelve hex digits of what is written about the pictures: model, prompts, seed, and how each method runs.
 
         Names, titles, metrics, `count` and `batch_size` do not change it. It names a run's folder; the samples
-        themselves are addressed by more, such as the weights and versions (`thg.bench.store.SampleKey`).
+        themselves are addressed by more, such as the weights and versions (`thg.bench.keys.StoredMethod`).
         """
         rows = [[self.model_of(m), m.policy_name, m.steps, m.guidance_scale, m.options, m.code] for m in self.methods]
         prompts = self.source.get("prompts")

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from thg.bench.config import BenchConfig, Method, Model
-from thg.bench.store import Series, Store, digest
+from thg.bench.store import Series, Store
+from thg.bench.tables import digest
 from thg.distribution import versions
 from thg.models import shipped_path
 
 LIBRARIES = ("torch", "diffusers", "transformers")
 NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
 """Parts of thg that do not change a sample; bench/methods does."""
-BLOCK, BLOCKS = 1 << 16, 16
+BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
 """Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
-class Place:
-    """A method's place in a store: what was prepared for it, and the series of its samples."""
+class StoredMethod:
+    """A method in a store: what was prepared for it, and the series of its samples."""
 
     def __init__(self, store: Store, config: BenchConfig, method: Method, prompts: str) -> None:
         """prompts: the digest of the list that the indices refer to."""
@@ -77,6 +78,11 @@ class Place:
         how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": prepared}
         return self.store.series({**self._what, **how})
 
+    def done(self) -> set[int]:
+        """The indices of the existing samples."""
+        series = self.series
+        return set() if series is None else series.done()
+
 
 def weights(model: Model, file: str = "model_index.json") -> str:
     """A fingerprint of the model's files: of their content for a folder, the commit for a model of the hub.
@@ -111,12 +117,12 @@ def _file(path: Path, size: int, changed: int) -> str:
     """The digest of a file, of blocks of a large one."""
     content = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        if size <= BLOCK * BLOCKS:
+        if size <= BLOCK_BYTES * BLOCKS_READ:
             content.update(file.read())
         else:
-            for number in range(BLOCKS):
-                file.seek(number * (size - BLOCK) // (BLOCKS - 1))
-                content.update(file.read(BLOCK))
+            for number in range(BLOCKS_READ):
+                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS_READ - 1))
+                content.update(file.read(BLOCK_BYTES))
     return content.hexdigest()
 
 

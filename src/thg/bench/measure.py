@@ -16,7 +16,8 @@ from thg.bench.inputs import reference_files
 from thg.bench.metrics import Batch, Metric, PackageMetric, load_metrics
 from thg.bench.plugins import code_digest
 from thg.bench.samples import read_pictures
-from thg.bench.store import Series, Store, digest
+from thg.bench.store import Series, Store
+from thg.bench.tables import digest
 from thg.processes import Shard, batches
 
 Progress = Callable[[str], None]

@@ -94,7 +94,7 @@ def reduce_rows(run: BenchmarkRun, measurer: Measurer) -> Measured:
 
 
 def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Series) -> Row:
-    place, series, count = run.place(method.name), run.place(method.name).series, run.config.count
+    stored, series, count = run.stored_method(method.name), run.stored_method(method.name).series, run.config.count
     values: dict[str, float | None] = {metric.name: None for metric in measurer.all}
     worst: dict[str, float] = {}
     for metric in measurer.all if series is not None else ():
@@ -130,7 +130,7 @@ def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Serie
         published=method.published,
         speedup=_speedup(reference.seconds(), seconds),
         worst=worst,
-        note=place.left_out or _note(place.prepared),
+        note=stored.left_out or _note(stored.prepared),
         is_reference=method is run.config.reference_method,
     )
 

@@ -20,7 +20,7 @@ import torch
 
 from thg.bench.config import BenchConfig, Method
 from thg.bench.inputs import PromptList
-from thg.bench.keys import Place
+from thg.bench.keys import StoredMethod
 from thg.bench.measure import Clock, Measurer, Progress
 from thg.bench.methods.policy import Pilot
 from thg.bench.methods.third_party import CacheError
@@ -74,14 +74,14 @@ class Runner:
         self.schedulers: dict[str, Any] = {}  # by method
         self._turn = uuid4().hex[:12]
 
-    def places(self) -> list[Place]:
+    def stored_methods(self) -> list[StoredMethod]:
         """Where samples are kept; not known before a model of the hub was downloaded."""
-        return [Place(self.store, self.config, method, self._digest) for method in self.config.methods]
+        return [StoredMethod(self.store, self.config, method, self._digest) for method in self.config.methods]
 
     def missing_batches(self) -> list[range]:
         """The batches of this process in which some method lacks a sample."""
         mine = self.shard.of(batches(self.config.count, self.config.batch_size))
-        done = [place.series.done() if place.series else set() for place in self.places() if not place.left_out]
+        done = [stored.done() for stored in self.stored_methods() if not stored.left_out]
         return [batch for batch in mine if any(not {*batch} <= indices for indices in done)]
 
     def load(self) -> None:
@@ -120,34 +120,34 @@ class Runner:
         """The methods ready to run, the reference first; third-party caches that do not work here are skipped."""
         reference = self.config.reference_method
         ready = []
-        for place in sorted(self.places(), key=lambda place: place.method is not reference):
-            method, known = place.method, place.prepared
+        for stored in sorted(self.stored_methods(), key=lambda stored: stored.method is not reference):
+            method, known = stored.method, stored.prepared
             if "left_out" in known:
                 continue
             self.pipe.scheduler = self.schedulers[method.name]
             try:
-                policy, measured = method.policy.prepare(self._pilot(place), known)
+                policy, measured = method.policy.prepare(self._pilot(stored), known)
             except CacheError as error:
-                place.write_prepared({"left_out": str(error)})
+                stored.write_prepared({"left_out": str(error)})
                 continue
             except PlanError as error:
                 raise PlanError(f"method {method.name!r}: {error}") from None
             if measured != known:
-                place.write_prepared(measured)
-            series = place.series
+                stored.write_prepared(measured)
+            series = stored.series
             assert series is not None  # it is prepared
             ready.append(Ready(replace(method, policy=policy), series))
         return ready
 
-    def _pilot(self, place: Place) -> Pilot:
-        first, method = range(min(PILOT, len(self.prompts))), place.method
+    def _pilot(self, stored: StoredMethod) -> Pilot:
+        first, method = range(min(PILOT, len(self.prompts))), stored.method
         return Pilot(
             self.pipe,
             self.prompts,
             method.steps,
             method.guidance_scale,
             run=lambda: self._sample(method, first),
-            folder=place.parts,
+            folder=stored.parts,
             call=self.config.model.call,
         )
 

@@ -22,11 +22,11 @@ from thg.models import shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
 from thg.seeds import generators
 
-RECORD = 8192
+RECORD_BYTES = 8192
 """Bytes of a record and of a timing on disk: a block each."""
-ROWS = 8192
+FEATURE_BYTES = 8192
 """Bytes of the largest features of a sample, those of FID and KID."""
-PNG = 0.65
+PNG_BYTES_PER_BYTE = 0.65
 """File size per byte of a photograph's pixels."""
 
 
@@ -45,8 +45,8 @@ class Samples:
 
     def bytes_on_disk(self) -> float:
         """The disk space of such a sample, with its record and measurements."""
-        content = 2.0 if self.sample_rate is not None else PNG
-        return content * self.values[0].numel() + RECORD + ROWS
+        content = 2.0 if self.sample_rate is not None else PNG_BYTES_PER_BYTE
+        return content * self.values[0].numel() + RECORD_BYTES + FEATURE_BYTES
 
 
 def load_pipeline(model: Model, device: str) -> Any:

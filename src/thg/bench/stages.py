@@ -11,7 +11,7 @@ from pathlib import Path
 
 from thg.bench.config import BenchConfig, parse_config
 from thg.bench.inputs import PromptList, load_prompts
-from thg.bench.keys import Place
+from thg.bench.keys import StoredMethod
 from thg.bench.measure import Measurer, Progress
 from thg.bench.runner import Runner
 from thg.bench.store import RunFolder, RunFolderError, Series, Store
@@ -43,25 +43,21 @@ class BenchmarkRun:
         config = self.config
         self.folder.open(config.source, config.identity(), config.base, self.store.path)
 
-    def place(self, name: str) -> Place:
-        return Place(self.store, self.config, self.config.method(name), self.prompts.digest)
+    def stored_method(self, name: str) -> StoredMethod:
+        return StoredMethod(self.store, self.config, self.config.method(name), self.prompts.digest)
 
     def series(self) -> dict[str, Series]:
         """The series of every method that is prepared and not skipped, by name; the reference first."""
         reference = self.config.reference_method.name
         names = sorted((method.name for method in self.config.methods), key=lambda name: name != reference)
-        by_name = {name: self.place(name).series for name in names}
+        by_name = {name: self.stored_method(name).series for name in names}
         return {name: series for name, series in by_name.items() if series is not None}
 
     def missing_samples(self) -> int:
         """How many samples are missing, not counting skipped methods."""
-        left = 0
-        for method in self.config.methods:
-            place = self.place(method.name)
-            if not place.left_out:
-                done = place.series.done() if place.series else set()
-                left += sum(index not in done for index in range(self.config.count))
-        return left
+        everything = set(range(self.config.count))
+        methods = [self.stored_method(method.name) for method in self.config.methods]
+        return sum(len(everything - stored.done()) for stored in methods if not stored.left_out)
 
 
 def make_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> None:

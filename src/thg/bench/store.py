@@ -19,7 +19,6 @@ need no locks and never wait for each other.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from thg.bench.tables import digest
 from thg.errors import THGError
 from thg.files import write_atomically
 
@@ -195,12 +195,6 @@ class RunFolder:
         if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("store"), str):
             raise RunFolderError(f"{self.path} is not the folder of a run: there is no readable config.json in it")
         return stored
-
-
-def digest(what: Mapping[str, Any]) -> str:
-    """Sixteen hex digits of a value."""
-    text = json.dumps(what, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ the nearest known word.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -64,6 +65,12 @@ def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str
 def keys(table: Any) -> list[str]:
     """The keys of a table: the fields that its dataclass takes."""
     return [field.name for field in fields(table) if field.init]
+
+
+def digest(what: Mapping[str, Any]) -> str:
+    """Sixteen hex digits of a value."""
+    text = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -27,8 +27,9 @@ from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines import enabled, summary
 from thg.pipelines.remembered import identity, place_of
-from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, within
+from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.planners import Planner, tapered
+from thg.plans.prior import PRIOR
 from thg.plans.report import Summary
 from thg.plans.tuned import Tuned
 

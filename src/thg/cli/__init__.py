@@ -1,20 +1,21 @@
 """The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
 
-`parser` has the options of all sub-commands. Each sub-command is a module of this package with `run(args)`, which
-is imported only when it is called, after a first line that says so: importing torch takes seconds. Exit codes: 0 done,
-1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the output has ended.
+`parser` has the options of all sub-commands. Each sub-command is a module of this package with `run(args)` (`report` is
+in `bench`), which is imported only when it is called, after a first line that says so: importing torch takes seconds.
+Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the
+output has ended.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from thg.cli.parser import COMMANDS, command_line
@@ -78,11 +79,13 @@ def _run(argv: list[str]) -> int:
     if args.command not in QUICK:
         what = f"loading {args.model}" if "model" in args else "starting"
         print(f"thg {args.command}: {what} ...", file=sys.stderr, flush=True)
-    return int(_module(args.command).run(args) or 0)
+    return int(_function(args.command)(args) or 0)
 
 
-def _module(command: str) -> ModuleType:
+def _function(command: str) -> Callable[[argparse.Namespace], int]:
+    module, function = ("bench", "report") if command == "report" else (command, "run")
     try:
-        return importlib.import_module(f"thg.cli.{command}")
+        found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f"thg.cli.{module}"), function)
+        return found
     except ModuleNotFoundError as error:
         raise missing_module(f"thg {command}", error) from error

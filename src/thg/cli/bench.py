@@ -1,4 +1,4 @@
-"""`thg bench`: compares thg with other methods; without arguments, on the shipped model."""
+"""`thg bench`: compares thg with other methods; without arguments, on the shipped model. `thg report`: its report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thg.bench.inputs import reference_files
 from thg.bench.keys import weights
 from thg.bench.metrics import load_metrics
 from thg.bench.metrics.package_scripts import NETWORKS
-from thg.bench.report import write_report
+from thg.bench.report import rebuild_report, write_report
 from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
 from thg.cli import pipelines
 from thg.processes import find_shard
@@ -39,9 +39,26 @@ def run(args: argparse.Namespace) -> int:
     if measurer is None:
         progress("done; other processes are still running, the last one writes the report")
         return 0
-    print(write_report(benchmark, measurer, shard.device))
-    print(f"\nThe report is in {folder / 'report.md'}")
+    _show(write_report(benchmark, measurer, shard.device), folder)
     return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    """Rebuilds the report of a benchmark from its folder; measures what is missing, without sampling."""
+    shard = find_shard(args.shard, args.device)
+    pipelines.check_device(shard.device)
+    pipelines.quiet()
+    table = rebuild_report(args.folder, shard, lambda text: print(f"thg report: {text}", file=sys.stderr, flush=True))
+    if table is None:
+        print("thg report: other processes are still measuring, the last one writes the report", file=sys.stderr)
+    else:
+        _show(table, args.folder)
+    return 0
+
+
+def _show(table: str, folder: Path) -> None:
+    print(table)
+    print(f"\nThe report is in {folder / 'report.md'}")
 
 
 def evaluations(config: BenchConfig) -> int:

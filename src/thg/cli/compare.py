@@ -12,9 +12,11 @@ from typing import Any
 
 from PIL import Image
 
-from thg.cli import files, pipelines, sounds, videos
+from thg.cli import files, pipelines
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, sample
+from thg.cli.sounds import spectrograms
+from thg.cli.videos import four_frames, video_psnr
 from thg.errors import THGError
 from thg.media import mean_psnr, psnr, snr
 from thg.models.pretrained import sampling_rate
@@ -147,11 +149,11 @@ def _column(result: Result, plain: Result, pipe: Any) -> Column:
 
 def _pictures(result: Result, plain: Result, pipe: Any) -> list[Image.Image]:
     if result.kind == "audio":
-        return sounds.pictures(result.items, plain.items, pipe)
-    return videos.pictures(result.items) if result.kind == "video" else result.items
+        return spectrograms(result.items, plain.items, pipe)
+    return four_frames(result.items) if result.kind == "video" else result.items
 
 
 def _decibels(kind: str, item: Any, reference: Any) -> float:
     if kind == "audio":
         return snr(item, reference)
-    return videos.decibels(item, reference) if kind == "video" else psnr(item, reference, peak=255)
+    return video_psnr(item, reference) if kind == "video" else psnr(item, reference, peak=255)

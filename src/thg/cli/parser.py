@@ -255,26 +255,29 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 # -- numbers
 
 
-def guidance(text: str) -> float:
-    """A guidance scale."""
+def _number(text: str, allowed: Callable[[float], bool], wanted: str, percent: bool = False) -> float:
     try:
-        value = float(text)
+        value = float(text[:-1]) / 100 if percent and text.endswith("%") else float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 7.5 (1 is no guidance), not {text}")
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"must {wanted}, not {text}")
     return value
+
+
+def guidance(text: str) -> float:
+    """A guidance scale."""
+    return _number(text, lambda value: 0 < value < math.inf, "be a number above 0, such as 7.5 (1 is no guidance)")
 
 
 def strength(text: str) -> float:
     """The share of the steps that a run from a picture makes."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, such as 0.6, not {text}")
-    return value
+    return _number(text, lambda value: 0 < value <= 1, "lie above 0 and not above 1, such as 0.6")
+
+
+def tolerance(text: str) -> float:
+    """How far results may be from plain CFG's: 0.01 or 1%."""
+    return _number(text, lambda value: 0 < value < 1, "lie above 0 and below 1, such as 0.01 or 1%", percent=True)
 
 
 def lora(text: str) -> tuple[Path, float]:
@@ -284,17 +287,6 @@ def lora(text: str) -> tuple[Path, float]:
         return (Path(name), float(scale)) if name else (Path(text), 1.0)
     except ValueError:  # a colon of the file's name
         return Path(text), 1.0
-
-
-def tolerance(text: str) -> float:
-    """How far results may be from plain CFG's: 0.01 or 1%."""
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must lie above 0 and below 1, such as 0.01 or 1%, not {text}")
-    return value
 
 
 def whole_number(lowest: int) -> Callable[[str], int]:

@@ -11,7 +11,7 @@ from thg.models.pretrained import sampling_rate
 from thg.plots.spectrogram import spectrogram
 
 
-def pictures(items: list[Any], references: list[Any], pipe: Any) -> list[Image.Image]:
+def spectrograms(items: list[Any], references: list[Any], pipe: Any) -> list[Image.Image]:
     """A spectrogram for each sound, relative to the loudest sample of its reference."""
     sounds = [np.asarray(item, dtype=np.float64) for item in items]
     peaks = [float(np.abs(reference).max()) or 1.0 for reference in references]

@@ -10,16 +10,16 @@ from PIL import Image
 from thg.cli.files import frames_of
 from thg.media import psnr
 
-SHOWN = 4
+FRAMES_SHOWN = 4
 
 
-def pictures(items: list[Any]) -> list[Image.Image]:
+def four_frames(items: list[Any]) -> list[Image.Image]:
     """For each video the first frame, the last, and two between them, as a square."""
     return [_square(frames_of(item)) for item in items]
 
 
 def _square(frames: list[Image.Image]) -> Image.Image:
-    chosen = [frames[round(i * (len(frames) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+    chosen = [frames[round(i * (len(frames) - 1) / (FRAMES_SHOWN - 1))] for i in range(FRAMES_SHOWN)]
     width, height = chosen[0].size
     page = Image.new("RGB", (2 * width, 2 * height))
     for i, frame in enumerate(chosen):
@@ -27,7 +27,7 @@ def _square(frames: list[Image.Image]) -> Image.Image:
     return page
 
 
-def decibels(video: Any, reference: Any) -> float:
+def video_psnr(video: Any, reference: Any) -> float:
     """PSNR over all frames."""
     made, wanted = (np.stack([np.asarray(frame) for frame in frames_of(item)]) for item in (video, reference))
     return psnr(made, wanted, peak=255)

@@ -18,11 +18,11 @@ from thg.errors import ScheduleError
 from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 
-FEWEST = 64  # values; with fewer the coefficient is too uncertain
-NOISY = 0.25  # alpha / sigma up to which a state counts as noise
-SURE = 6.0  # standard errors
+FEWEST_VALUES = 64  # values; with fewer the coefficient is too uncertain
+MOST_DATA = 0.25  # alpha / sigma up to which a state counts as noise
+STANDARD_ERRORS = 6.0  # standard errors
 
-NAMES = {
+OUTPUT_NAMES = {
     "epsilon": "the noise eps",
     "sample": "the data x0",
     "v_prediction": "v = alpha eps - sigma x0",
@@ -36,7 +36,7 @@ def examine(schedule: Schedule, node: Node, x: Tensor, output: Tensor) -> None:
     Does nothing if that cannot be decided: few values, or little noise. Waits for the device once.
     """
     count = x.numel()
-    if count < FEWEST or node.alpha > NOISY * node.sigma:
+    if count < FEWEST_VALUES or node.alpha > MOST_DATA * node.sigma:
         return
     a, b = x.detach().float(), output.detach().float()
     own, across, other = torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()]).tolist()
@@ -46,7 +46,7 @@ def examine(schedule: Schedule, node: Node, x: Tensor, output: Tensor) -> None:
     unit = 1 / node.sigma
     expected = schedule.output_content(node)[1] * unit
     share = across / own
-    uncertain = SURE * math.sqrt(max(other / own - share**2, 0.0) / count)
+    uncertain = STANDARD_ERRORS * math.sqrt(max(other / own - share**2, 0.0) / count)
     if not math.isfinite(share + uncertain) or abs(share - expected) < uncertain + 0.5 * unit:
         return
     _complain(schedule, share / unit, expected / unit)
@@ -62,7 +62,7 @@ def _examine_state(node: Node, size: float) -> None:
 
 def _complain(schedule: Schedule, share: float, expected: float) -> None:
     """share, expected: the coefficient of the noise in the output, in units of eps."""
-    kind = NAMES[schedule.prediction]
+    kind = OUTPUT_NAMES[schedule.prediction]
     observed = f"the first output of the network contains {share:.2g} of the noise"
     if schedule.prediction == "flow" and share * expected < -0.25:
         other = "data-noise" if schedule.velocity == "noise-data" else "noise-data"

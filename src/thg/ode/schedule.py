@@ -22,9 +22,7 @@ from thg.ode.outputs import Node, Prediction, content, express
 
 Velocity = Literal["noise-data", "data-noise"]
 
-NEAR_NOISE = (
-    0.999  # start of the straight path for a network that predicts eps, which at pure noise does not determine x0
-)
+NEAR_NOISE = 0.999  # start of the straight path for a network that predicts eps: at pure noise it does not know x0
 
 
 @dataclass(frozen=True, eq=False)

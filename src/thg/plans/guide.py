@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
+from thg.plans.estimate import Estimate
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.run import RunInfo, Term
@@ -64,7 +64,7 @@ class HareGuide:
 
     def __init__(self, plan: Plan, run: RunInfo, from_step: Callable[[int], Plan] | None = None) -> None:
         self._from_step = from_step
-        self._leaps = Leaps(plan, run, _estimate(plan, run))
+        self._leaps = Leaps(plan, run, Estimate.of(plan, run))
         self._guided_at = -2  # the last step with guidance; before the run there was none
 
     @property
@@ -100,10 +100,3 @@ class HareGuide:
         unknown, there was no leap, or the plan changes the guidance itself (boost, cutoff).
         """
         return self._leaps.estimated_error(sample)
-
-
-def _estimate(plan: Plan, run: RunInfo) -> Estimate | None:
-    if run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
-        return None
-    share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED
-    return Estimate(share * abs(run.guidance_scale - 1))

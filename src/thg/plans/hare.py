@@ -1,4 +1,4 @@
-"""The hare: the guidance term at a step where it is not evaluated, predicted from its evaluations.
+"""The prediction of an output, or of the guidance term (the hare), from its last evaluations.
 
 Independent of pipelines, schedules and plans.
 """
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEMORY = 2  # evaluations that a prediction of the highest order needs
-TOGETHER = 0.01  # steps; evaluations that are closer count as one: a line through them would magnify their difference
+EVALUATIONS_KEPT = 2  # evaluations that a prediction of the highest order needs
+SAME_POSITION = 0.01  # in steps; closer evaluations count as one: a line through them would magnify their difference
 
 
-def weights(positions: Sequence[float], position: float, order: int, damping: float = 1.0) -> tuple[float, ...]:
+def prediction_weights(
+    positions: Sequence[float], position: float, order: int, damping: float = 1.0
+) -> tuple[float, ...]:
     """Weights on the last evaluations (oldest first) that predict the term at `position`.
 
     Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 extrapolates linearly from
@@ -30,21 +32,21 @@ def weights(positions: Sequence[float], position: float, order: int, damping: fl
     return (-slope, 1.0 + slope)
 
 
-def interpolation(positions: Sequence[float], position: float) -> tuple[float, ...]:
+def interpolation_weights(positions: Sequence[float], position: float) -> tuple[float, ...]:
     """Weights of the polynomial through the terms at `positions`, at `position` (Lagrange's form)."""
     return tuple(
         math.prod((position - other) / (own - other) for other in positions if other != own) for own in positions
     )
 
 
-def predict(
+def predicted(
     positions: Sequence[float], terms: Sequence[Tensor], position: float, order: int, damping: float = 1.0
 ) -> Tensor:
-    """The guidance term at `position` from the evaluations at `positions` (oldest first).
+    """The term at `position` from the evaluations at `positions` (oldest first).
 
     Allocates only its result; a held term is returned without a copy.
     """
-    w = weights(positions, position, order, damping)
+    w = prediction_weights(positions, position, order, damping)
     if len(w) == 1:
         return terms[-1]
     # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
@@ -58,8 +60,8 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._positions: deque[float] = deque(maxlen=MEMORY)
-        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=MEMORY)
+        self._positions: deque[float] = deque(maxlen=EVALUATIONS_KEPT)
+        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=EVALUATIONS_KEPT)
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -76,7 +78,7 @@ class History:
 
     def ends_at(self, position: float) -> bool:
         """Is the last evaluation at this position?"""
-        return bool(self._positions) and abs(self._positions[-1] - position) < TOGETHER
+        return bool(self._positions) and abs(self._positions[-1] - position) < SAME_POSITION
 
     def add(self, position: float, term: tuple[Tensor, ...]) -> None:
         if self.ends_at(position):
@@ -92,4 +94,4 @@ class History:
     def predict(self, position: float, order: int, damping: float = 1.0) -> tuple[Tensor, ...]:
         """The term at another position."""
         parts = zip(*self._terms, strict=True)
-        return tuple(predict(self.positions, values, position, order, damping) for values in parts)
+        return tuple(predicted(self.positions, values, position, order, damping) for values in parts)

@@ -2,7 +2,7 @@
 
 `m_max` and `look_before_you_leap` are the paper's (Eq. m_max and Algorithm 2), and `uniform` makes plans of the paper's
 kind: the conditional branch runs at each step. `tapered` takes a budget for leaps of the whole network; the default,
-`within` in `fidelity.py`, a tolerance.
+`within`, a tolerance.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from thg.plans.fidelity import PRIOR, network_plan, predictable, within
+from thg.plans.estimate import Estimate
+from thg.plans.fidelity import network_plan, predictable, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan, Skips
 from thg.plans.presets import Preset, preset
+from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
 
 DEFAULT_NFE = 0.5
@@ -260,8 +261,7 @@ class Planned:
     def leaps(self, run: RunInfo) -> Leaps:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
-        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
-        return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
+        return Leaps(plan, run, Estimate.of(plan, run, getattr(self.planner, "factor", 1.0)))
 
     def guide(self, run: RunInfo) -> Guide:
         """A run in which the guidance term leaps."""

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 LARGE = 100.0  # far larger than any network output
 LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
-FORGOTTEN = 0.01  # share of an output's effect that remains at the end of a run, below which nothing can be inferred
+FORGOTTEN = 0.01  # share of an output's effect at the end of a run, below which nothing can be inferred
 REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
 CLIPS = "is not linear with this configuration (it clips or thresholds)"

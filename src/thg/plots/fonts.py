@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from PIL import ImageFont
 
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-USUAL = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "Arial Unicode.ttf", "arial.ttf")
+USUAL = (  # which Pillow finds in the folders of the system
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "wqy-zenhei.ttc", "Arial Unicode.ttf"),
+    *("arial.ttf", "msgothic.ttc", "PingFang.ttc"),
+)
 UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing character
 
 
@@ -43,19 +43,6 @@ def _candidates() -> Iterator[str]:
     except ImportError:
         pass
     yield from USUAL
-    yield from _system_fonts()
-
-
-@cache
-def _system_fonts() -> tuple[str, ...]:
-    if sys.platform == "win32":
-        folders = [Path(os.environ.get("WINDIR", "C:/Windows")) / "Fonts"]
-    elif sys.platform == "darwin":
-        folders = [Path("/System/Library/Fonts"), Path("/Library/Fonts"), Path.home() / "Library" / "Fonts"]
-    else:
-        folders = [Path("/usr/share/fonts"), Path("/usr/local/share/fonts"), Path.home() / ".local" / "share" / "fonts"]
-    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.rglob("*"))]
-    return tuple(str(path) for path in files if path.suffix.lower() in (".ttf", ".ttc", ".otf"))
 
 
 def _opened(path: str, size: int) -> Font | None:

@@ -19,10 +19,12 @@ from starlette.exceptions import HTTPException
 
 import thg
 from thg.errors import THGError
-from thg.studio import pages, plans, specs
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate, Receive, Scope, Send
 from thg.studio.jobs import Job, QueueFull, Worker
+from thg.studio.pages import add_pages, page_files
+from thg.studio.plans import for_page, paper_presets
+from thg.studio.specs import LIMITS, PlanRequest, RunRequest, in_words
 
 WAITING = 8  # jobs in the queue, besides the running one
 KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
@@ -43,10 +45,10 @@ def create_app(
             worker.stop()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    pages.add_to(app)
+    add_pages(app)
     _add_api(app, engine, worker)
     _add_errors(app)
-    return Gate(app, host=host, token=token, locked=pages.files()["token.html"][0])
+    return Gate(app, host=host, token=token, locked=page_files()["token.html"][0])
 
 
 def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
@@ -55,14 +57,8 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
         return {
             **engine.model.describe(),
             "version": thg.__version__,
-            "presets": plans.paper_presets(),
-            "limits": {
-                "prompt": specs.MAX_PROMPT,
-                "steps": specs.MAX_STEPS,
-                "guidance_scale": specs.MAX_GUIDANCE,
-                "seed": specs.MAX_SEED - specs.MAX_BATCH,
-                "side": specs.MAX_SIDE,
-            },
+            "presets": paper_presets(),
+            "limits": LIMITS,
         }
 
     @app.get("/api/profile")
@@ -77,12 +73,12 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
         return {"running": running, "waiting": waiting, "limit": worker.limit}
 
     @app.post("/api/plan")
-    def plan(request: specs.PlanRequest) -> dict[str, Any]:  # not async: planning must not block the streams
+    def plan(request: PlanRequest) -> dict[str, Any]:  # not async: planning must not block the streams
         chosen, note = engine.plan(request)
-        return {**plans.for_page(request.plan, chosen), "note": note}
+        return {**for_page(request.plan, chosen), "note": note}
 
     @app.post("/api/runs")
-    async def run(request: specs.RunRequest, http: Request) -> Response:
+    async def run(request: RunRequest, http: Request) -> Response:
         chosen, _ = await run_in_threadpool(engine.plan, request)  # an impossible plan is refused before it is queued
         job = worker.submit(lambda emit, cancelled: engine.compare(request, chosen, emit, cancelled))
         return JobResponse(job, worker, http)
@@ -119,7 +115,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return JSONResponse({"message": specs.in_words(list(error.errors()))}, 422)
+        return JSONResponse({"message": in_words(list(error.errors()))}, 422)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

@@ -15,7 +15,7 @@ TYPES = {
 }
 
 
-def files() -> dict[str, tuple[bytes, str]]:
+def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page, read once: requests are looked up here, and no path from a client is ever opened."""
     contents = {}
     pending = [("", resources.files("thg.studio") / "static")]
@@ -32,8 +32,8 @@ def files() -> dict[str, tuple[bytes, str]]:
     return contents
 
 
-def add_to(app: FastAPI) -> None:
-    contents = files()
+def add_pages(app: FastAPI) -> None:
+    contents = page_files()
 
     @app.get("/")
     async def index() -> Response:

@@ -23,7 +23,7 @@ from thg.profiles.regridded import far_from
 from thg.profiles.shipped import NearProfile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
-START = 0.65  # the share of CFG's evaluations with which the ratio of a profile starts
+START_SHARE = 0.65  # the share of CFG's evaluations with which the ratio of a profile starts
 
 
 def make_plan(spec: PlanSpec, run: RunInfo, profile: Profile | None) -> Plan:
@@ -131,7 +131,7 @@ def first_rho(profile: Profile, run: RunInfo) -> float:
     ratios = [10 ** (position / 100) for position in range(-100, 101)]
 
     def affordable(rho: float) -> bool:
-        return profile.planner(rho=rho).plan(run).nfe <= START * 2 * run.steps
+        return profile.planner(rho=rho).plan(run).nfe <= START_SHARE * 2 * run.steps
 
     first = bisect.bisect_left(ratios, True, key=affordable)  # a larger ratio never costs more
     return ratios[min(first, len(ratios) - 1)]

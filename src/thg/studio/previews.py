@@ -19,9 +19,9 @@ from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.schedule import Schedule
 from thg.studio.media import png
 
-SHARE = 0.25  # previews may take this share of the time
-QUICKEST = 0.04  # seconds between two of them
-MAX_SIDE = 384  # pixels
+PREVIEW_SHARE = 0.25  # previews may take this share of the time
+PREVIEW_SECONDS = 0.04  # seconds between two of them
+PREVIEW_SIDE = 384  # pixels
 
 
 class Previews:
@@ -44,7 +44,7 @@ class Previews:
         pictures = self._pictures(self._heading_for(step, before, self._last))
         cost = time.perf_counter() - started
         self.seconds += cost
-        self._next = time.perf_counter() + max(QUICKEST, cost * (1 / SHARE - 1))
+        self._next = time.perf_counter() + max(PREVIEW_SECONDS, cost * (1 / PREVIEW_SHARE - 1))
         return pictures
 
     def _heading_for(self, step: int, before: Tensor, after: Tensor) -> Tensor:
@@ -74,6 +74,6 @@ class Previews:
             pixels = None
         if pixels is None or not torch.isfinite(pixels).all():
             return None
-        stride = max(1, -(-max(pixels.shape[-2:]) // MAX_SIDE))
+        stride = max(1, -(-max(pixels.shape[-2:]) // PREVIEW_SIDE))
         pixels = pixels[..., ::stride, ::stride].float().cpu() / 2 + 0.5
         return [png(np.asarray(picture.permute(1, 2, 0), dtype=np.float64)) for picture in pixels]

@@ -16,6 +16,13 @@ MAX_SIDE = 1536
 MAX_GUIDANCE = 30.0
 MAX_SEED = 2**32 - 1
 MAX_CALLS = 2 * MAX_STEPS  # Heun calls the network twice a step
+LIMITS = {  # of the page
+    "prompt": MAX_PROMPT,
+    "steps": MAX_STEPS,
+    "guidance_scale": MAX_GUIDANCE,
+    "seed": MAX_SEED - MAX_BATCH,
+    "side": MAX_SIDE,
+}
 
 Share = Annotated[float, Field(gt=0, le=1.0)]
 Tolerance = Annotated[float, Field(gt=0, lt=1)]

@@ -3,8 +3,7 @@
 
 When a leap ends, the new term shows the error of the leap, like the higher order of an embedded Runge-Kutta pair. The
 solver turns it into an error of the state. The corrector removes most of it and the network damps the rest, so the
-final error is a fraction of the root of the sum of squares: a constant, fitted on the shipped models
-(benchmarks/fidelity.py measures its accuracy) and on mixtures of Gaussians.
+final error is a fraction of the root of the sum of squares, which `Prior` has.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..plans.plan import Plan
+from ..plans.prior import PRIOR
+from ..plans.run import RunInfo
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-CORRECTED = 0.34  # the fraction that remains at the end of a run with the corrector,
-UNCORRECTED = 0.9  # without the corrector,
-UNKNOWN = 0.5  # and if the response of the solver is unknown
 
 
 @dataclass
@@ -32,6 +31,25 @@ class Estimate:
     share: float
     errors: list[Tensor] = field(default_factory=list)  # the norm per row, of each leap
     shape: tuple[int, ...] = ()  # of a term
+
+    @classmethod
+    def of(cls, plan: Plan, run: RunInfo, factor: float = 1.0) -> Estimate | None:
+        """The estimate of a run under this plan. factor: of this network's true errors over the prior's.
+
+        None if it cannot be made: the guidance term leaps with an unknown guidance scale, or under a plan that changes
+        the guidance itself (boost, cutoff).
+        """
+        if plan.skips == "network":
+            remaining = PRIOR.remaining
+        elif run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
+            return None
+        else:
+            remaining, factor = PRIOR.remaining_of_term, factor * abs(run.guidance_scale - 1)
+        if run.response is None:
+            remaining = PRIOR.remaining_unknown
+        elif not plan.corrector:
+            remaining = PRIOR.remaining_uncorrected
+        return cls(remaining * factor)
 
     def add(self, missed: tuple[Tensor, ...]) -> None:
         """Adds the error of the state after a leap, up to the factor w - 1."""

@@ -1,9 +1,8 @@
 # A copy of src/thg/plans/fidelity.py, made by comfyui/make_core.py: change it there.
 """The default planner: from a tolerance for the final latents to a plan that keeps a run within it.
 
-The network is unknown here, so the number of evaluated steps and their positions are a prior, fitted on small networks
-of several kinds (benchmarks/prior.py). The difference from the run with all evaluations depends on their number and
-hardly on the number of steps.
+The network is unknown here, so the number of evaluated steps and their positions follow from `Prior`. The difference
+from the run with all evaluations depends on their number and hardly on the number of steps.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import PlanError
 from ..plans.plan import Plan, Skips
+from ..plans.prior import PRIOR, Prior
 from ..plans.run import RunInfo
 
 Array = NDArray[np.float64]
@@ -27,39 +27,6 @@ LONGEST_RUN = 200  # in steps, that is chosen for a budget
 FREE_STEPS = 5  # for each evaluated one
 USUAL_STEPS = 20
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
-
-
-@dataclass(frozen=True)
-class Prior:
-    """What is assumed about an unknown network; the numbers are fitted by `python -m benchmarks.prior`.
-
-    evaluations, power_of_steps: a run of N steps needs (E^-q + N^-q)^(-1/q) evaluated steps for 1 %, with this E and q.
-    order: the error decreases with this power of their number. guidance: above guidance scale 5 the number grows with
-    this power of w - 1. without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
-    remaining: the share of the errors of leaps that remains in the final state, in the median of networks; from 0.03 to
-    0.6 on single ones.
-    slope, corrector: see `Plan`.
-    start, end: additional density of evaluations at both ends of a run, and the share of the run that it covers.
-    power: the weight of a leap is this power of the density that it covers. first: steps that are always evaluated at
-    the start.
-    """
-
-    evaluations: float = 20.5
-    power_of_steps: float = 1.7
-    order: float = 3.5
-    guidance: float = 0.4
-    without_corrector: float = 1.35
-    fewest: int = 3
-    remaining: float = 0.12
-    slope: float = 0.9
-    corrector: float = 0.85
-    start: tuple[float, float] = (1.0, 0.2)
-    end: tuple[float, float] = (2.0, 0.12)
-    power: float = 4.0
-    first: int = 2
-
-
-PRIOR = Prior()
 
 
 @dataclass(frozen=True)
@@ -134,12 +101,12 @@ def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
-    density = _tapering((np.arange(run.steps) + 0.5) / run.steps, prior)
+    density = _density_at((np.arange(run.steps) + 0.5) / run.steps, prior)
     sizes = _angles(run)
     if sizes is not None:
-        by_angle = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
+        by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
         density = density / density.mean() + by_angle / by_angle.mean()
-    inner = _lightest(density[first - 1 :], count - first + 1, prior)
+    inner = _cheapest_grid(density[first - 1 :], count - first + 1, prior)
     return (*range(first - 1), *(first - 1 + i for i in inner))
 
 
@@ -153,13 +120,13 @@ def _angles(run: RunInfo) -> Array | None:
     return np.asarray(sizes / sizes.sum()) if sizes.sum() > 0 else None
 
 
-def _tapering(x: Array, prior: Prior) -> Array:
+def _density_at(x: Array, prior: Prior) -> Array:
     """The density of evaluations at a position between the start of a run, 0, and its end, 1."""
     (start, over), (end, under) = prior.start, prior.end
     return np.asarray(1 + start * np.exp(-((x / over) ** 2)) + end * np.exp(-(((1 - x) / under) ** 2)))
 
 
-def _lightest(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
+def _cheapest_grid(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
     """The `count` steps, including the first and the last, whose leaps have the least total weight.
 
     The weight of a leap is a power of the density that it covers, and 0 for a leap to the next step, where nothing is

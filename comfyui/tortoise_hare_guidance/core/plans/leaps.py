@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..plans import hare
 from ..plans.estimate import Estimate
+from ..plans.hare import History, interpolation_weights, prediction_weights
 from ..plans.plan import Plan
 from ..plans.run import RunInfo, Term
 
@@ -52,7 +52,7 @@ class Leaps:
         self.plan = plan
         self._run = run
         self._estimate = estimate
-        self._history = hare.History()
+        self._history = History()
         self._evaluated_at = -1  # the last step that was evaluated
         self._corrections: list[Correction] = []  # those that act on this step or on later ones
         self._misses: list[Tensor] = []  # of the leaps, relative to the output
@@ -149,8 +149,8 @@ def _missed(plan: Plan, run: RunInfo, nodes: tuple[float, ...], call: int, step:
     The polynomial through the new term and those used for the prediction, minus that prediction.
     """
     at = run.positions[call]
-    better = hare.interpolation((*nodes, run.positions[step]), at)
-    used = (*hare.weights(nodes, at, plan.hare_order, plan.slope), 0.0)
+    better = interpolation_weights((*nodes, run.positions[step]), at)
+    used = (*prediction_weights(nodes, at, plan.hare_order, plan.slope), 0.0)
     boost = plan.boost_at(call)
     return [boost * (b - u) for b, u in zip(better, used, strict=True)]
 

@@ -20,7 +20,7 @@ from thg.plans.guide import Guide
 from thg.plans.planners import evaluations_for
 from thg.plans.run import RunInfo, Term
 
-TOLERANCE = 0.05
+BUDGET_TOLERANCE = 0.05
 """Relative deviation of the mean from a budget that is allowed: the last guided step jumps with the threshold."""
 
 
@@ -113,7 +113,7 @@ def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
         low, high = (middle + 1, high) if mean_evaluations(borders[middle]) < wanted else (low, middle)
     best = min(borders[max(0, low - 1) : low + 1], key=lambda border: abs(mean_evaluations(border) - wanted))
     reached = mean_evaluations(best)
-    if abs(reached - wanted) > TOLERANCE * nfe:
+    if abs(reached - wanted) > BUDGET_TOLERANCE * nfe:
         raise PlanError(
             f"Adaptive Guidance cannot meet nfe={nfe} here: the nearest threshold, {best:.6f}, gives "
             f"{steps + reached:.2f} evaluations on average; choose another nfe, or set a threshold"

@@ -10,16 +10,13 @@ batches, `update(batch)` and `compute()` do both. Sounds are measured by package
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
-import numpy as np
 import torch
-from PIL import Image
 
 from thg.errors import NonFiniteError, THGError
 from thg.media import worst_mean
@@ -36,24 +33,23 @@ class MetricError(THGError, ValueError):
 class Batch:
     """Pictures of one run, with their prompts and references.
 
-    `samples`: (batch, channels, height, width), floats in [0, 1] or bytes; a list if their sizes differ. `prompts`: one
-    text per picture. `references`: the plain CFG result for the same prompts and seeds, of the same shape.
+    `samples`: (batch, channels, height, width), floats in [0, 1] or bytes. `prompts`: one text per picture.
+    `references`: the plain CFG result for the same prompts and seeds, of the same shape.
     """
 
-    samples: torch.Tensor | Sequence[torch.Tensor]
+    samples: torch.Tensor
     prompts: tuple[str, ...] = ()
     references: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        for part in self._parts():
-            _check(part)
+        _check(self.samples)
         if self.prompts and len(self.prompts) != len(self.samples):
             raise MetricError(
                 f"{len(self.samples)} samples but {len(self.prompts)} prompts: give one prompt per sample"
             )
-        if self.references is not None and self.references.shape != self._stacked().shape:
+        if self.references is not None and self.references.shape != self.samples.shape:
             raise MetricError(
-                f"samples of shape {tuple(self._stacked().shape)} cannot be compared with references of shape "
+                f"samples of shape {tuple(self.samples.shape)} cannot be compared with references of shape "
                 f"{tuple(self.references.shape)}: generate both at the same size"
             )
 
@@ -62,11 +58,11 @@ class Batch:
 
     def as_stored(self) -> Batch:
         """The pictures as a reader of their files sees them: bytes. Without references."""
-        return Batch(_as_bytes(self._stacked()), self.prompts)
+        return Batch(_as_bytes(self.samples), self.prompts)
 
     def pictures(self) -> torch.Tensor:
-        """The pictures as floats in [0, 1]; all of one size."""
-        return _as_floats(self._stacked())
+        """The pictures as floats in [0, 1]."""
+        return _as_floats(self.samples)
 
     def reference_pictures(self) -> torch.Tensor:
         """The plain CFG pictures as floats in [0, 1]."""
@@ -74,26 +70,6 @@ class Batch:
             raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG pictures)")
         _check(self.references)
         return _as_floats(self.references)
-
-    def rgb_bytes(self) -> list[torch.Tensor]:
-        """The pictures as in the saved files: (3, height, width) each, uint8."""
-        return [_as_bytes(picture).expand(3, -1, -1).cpu() for part in self._parts() for picture in part]
-
-    def pil_pictures(self) -> list[Image.Image]:
-        """The pictures as PIL images."""
-        return [Image.fromarray(np.ascontiguousarray(picture.permute(1, 2, 0).numpy())) for picture in self.rgb_bytes()]
-
-    def _parts(self) -> list[torch.Tensor]:
-        """The samples in tensors with a batch dimension."""
-        return [self.samples] if isinstance(self.samples, torch.Tensor) else [sample[None] for sample in self.samples]
-
-    def _stacked(self) -> torch.Tensor:
-        if isinstance(self.samples, torch.Tensor):
-            return self.samples
-        shapes = {tuple(sample.shape) for sample in self.samples}
-        if len(shapes) > 1:
-            raise MetricError(f"samples of {len(shapes)} sizes cannot be stacked, such as {sorted(shapes)[:2]}")
-        return torch.stack(list(self.samples))
 
 
 def _as_floats(pictures: torch.Tensor) -> torch.Tensor:
@@ -120,9 +96,7 @@ def _check(pictures: torch.Tensor) -> None:
 
 Direction = Literal["higher", "lower"]
 Need = Literal["pairs", "set", "prompts"]
-"""pairs: `Batch.references`; set: `use_rows` or `use_statistics`; prompts: `Batch.prompts`."""
-
-MetricT = TypeVar("MetricT", bound="Metric")
+"""pairs: `Batch.references`; set: `use_statistics`; prompts: `Batch.prompts`."""
 
 
 class Metric(ABC):
@@ -157,12 +131,6 @@ class Metric(ABC):
     def compute(self) -> float | None:
         """The number so far, or None when too little was counted."""
         return self.reduce(self.rows())
-
-    def fresh(self: MetricT) -> MetricT:
-        """An empty copy of the metric that shares the network and the reference."""
-        other = copy.copy(self)
-        other._rows = []
-        return other
 
 
 class MeanMetric(Metric):
@@ -208,7 +176,7 @@ class LastSeen(Generic[Seen]):
 class SetMetric(Metric):
     """A distance between the set of pictures and a set of references, in the features of a network.
 
-    The reference comes as rows (`use_rows`) or from a statistics file (`use_statistics`). Lower is better.
+    The reference comes from a statistics file. Lower is better.
     """
 
     direction = "lower"
@@ -223,9 +191,5 @@ class SetMetric(Metric):
             return list(torch.split(self._embed(batch).float().cpu(), 1))
 
     @abstractmethod
-    def use_rows(self, rows: torch.Tensor) -> None:
-        """Take the reference from the rows of all its pictures."""
-
-    @abstractmethod
     def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:
-        """Take the reference from a statistics file instead of from pictures."""
+        """Takes the reference from the tensors of a statistics file."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from thg.bench.metrics.base import Embedder, MetricError, SetMetric
 from thg.prompts import DataError
 
-BLOCK = 4096
+BLOCK_ROWS = 4096
 """Rows that are in float64 at a time."""
 
 
@@ -29,7 +29,7 @@ class Gaussian(NamedTuple):
     @classmethod
     def of(cls, rows: torch.Tensor) -> Gaussian:
         """Fitted to rows of features; the covariance is the unbiased one. In blocks, to spare memory."""
-        blocks = torch.split(rows.cpu(), BLOCK)
+        blocks = torch.split(rows.cpu(), BLOCK_ROWS)
         mean = torch.stack([block.double().sum(0) for block in blocks]).sum(0) / len(rows)
         scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
         for block in blocks:
@@ -60,9 +60,6 @@ class FrechetMetric(SetMetric):
     def __init__(self, embed: Embedder):
         super().__init__(embed)
         self._reference: Gaussian | None = None
-
-    def use_rows(self, rows: torch.Tensor) -> None:
-        self._reference = Gaussian.of(rows) if len(rows) > 1 else None
 
     def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:
         if not {"mu", "sigma"} <= set(statistics):

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
 """The paper's networks, where a configuration may name others: hub ids or folders."""
@@ -159,25 +159,36 @@ def _folders(job: Job) -> Iterator[list[str]]:
         yield folders
 
 
-SCRIPTS: dict[str, tuple[Callable[[Job], list[float]], str, str]] = {
-    "lpips": (lpips, "lpips", "lpips"),
-    "fid": (fid, "cleanfid", "clean-fid"),
-    "kid": (kid, "cleanfid", "clean-fid"),
-    "cmmd": (cmmd, "transformers", "transformers"),
-    "clip_score": (clip_score, "transformers", "transformers"),
-    "image_reward": (image_reward, "ImageReward", "image-reward"),
-    "clap_score": (clap_score, "laion_clap", "laion-clap"),
-    "fad": (fad, "frechet_audio_distance", "frechet-audio-distance"),
+class Script(NamedTuple):
+    """A metric: its function, the module that it imports, the name of its package on PyPI; which direction is better,
+    what it needs besides the samples ("pairs", "set" or "prompts"), and whether it measures sounds."""
+
+    run: Callable[[Job], list[float]]
+    module: str
+    package: str
+    direction: str
+    need: str
+    hears: bool = False
+
+
+SCRIPTS = {
+    "lpips": Script(lpips, "lpips", "lpips", "lower", "pairs"),
+    "fid": Script(fid, "cleanfid", "clean-fid", "lower", "set"),
+    "kid": Script(kid, "cleanfid", "clean-fid", "lower", "set"),
+    "cmmd": Script(cmmd, "transformers", "transformers", "lower", "set"),
+    "clip_score": Script(clip_score, "transformers", "transformers", "higher", "prompts"),
+    "image_reward": Script(image_reward, "ImageReward", "image-reward", "higher", "prompts"),
+    "clap_score": Script(clap_score, "laion_clap", "laion-clap", "higher", "prompts", hears=True),
+    "fad": Script(fad, "frechet_audio_distance", "frechet-audio-distance", "lower", "set", hears=True),
 }
-"""Of each metric: the function, the module that it imports, and the name of its package on PyPI."""
 
 
 def main(name: str, check: bool) -> None:
-    script, module, _ = SCRIPTS[name]
+    script = SCRIPTS[name]
     if check:
-        sys.exit(0 if importlib.util.find_spec(module) else 1)
+        sys.exit(0 if importlib.util.find_spec(script.module) else 1)
     printed, sys.stdout = sys.stdout, sys.stderr  # packages print what they load
-    values = script(json.load(sys.stdin))
+    values = script.run(json.load(sys.stdin))
     print(json.dumps(values), file=printed)
 
 

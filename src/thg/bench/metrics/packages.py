@@ -10,44 +10,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thg.bench.metrics import package_scripts
-from thg.bench.metrics.base import Direction, MetricError, Need
+from thg.bench.metrics.base import MetricError
+from thg.bench.metrics.package_scripts import SCRIPTS, Job
 from thg.errors import MissingExtraError
 from thg.media import worst_mean
-
-KINDS: dict[str, tuple[Direction, Need, bool]] = {
-    "lpips": ("lower", "pairs", False),
-    "fid": ("lower", "set", False),
-    "kid": ("lower", "set", False),
-    "cmmd": ("lower", "set", False),
-    "clip_score": ("higher", "prompts", False),
-    "image_reward": ("higher", "prompts", False),
-    "clap_score": ("higher", "prompts", True),
-    "fad": ("lower", "set", True),
-}
-"""Of each metric: which direction is better, what it needs, and whether it measures sounds."""
 
 
 @dataclass(frozen=True)
 class PackageMetric:
-    """One of `package_scripts.SCRIPTS`. python: the interpreter in whose environment the package is installed."""
+    """One of `SCRIPTS`. python: the interpreter in whose environment the package is installed."""
 
     name: str
     python: str = sys.executable
 
     @property
-    def direction(self) -> Direction:
-        return KINDS[self.name][0]
+    def direction(self) -> str:
+        return SCRIPTS[self.name].direction
 
     @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({KINDS[self.name][1]})
+    def needs(self) -> frozenset[str]:
+        return frozenset({SCRIPTS[self.name].need})
 
     @property
     def hears(self) -> bool:
         """Whether it measures sounds, not pictures."""
-        return KINDS[self.name][2]
+        return SCRIPTS[self.name].hears
 
-    def values(self, job: package_scripts.Job) -> list[float]:
+    def values(self, job: Job) -> list[float]:
         """One number per sample, or one for the set."""
         done = self._run([self.name], json.dumps(job))
         if done.returncode:
@@ -68,7 +57,7 @@ class PackageMetric:
     def require(self) -> PackageMetric:
         """Itself, or the error that says how to install the package."""
         if self._run([self.name, "--check"]).returncode:
-            package = package_scripts.SCRIPTS[self.name][2]
+            package = SCRIPTS[self.name].package
             raise MissingExtraError(
                 f"it needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
                 f"with other packages, install it in another environment and write its Python into the configuration: "
