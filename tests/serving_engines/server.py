@@ -30,6 +30,7 @@ ANSWERS_WITHIN = 300
 class Server:
     address: str
     log: Path
+    pid: int
 
     def ask(self, path: str, content: dict[str, Any] | None = None) -> bytes:
         data = None if content is None else json.dumps(content).encode()
@@ -55,12 +56,12 @@ def served(command: list[str], folder: Path, health: str, **environment: str) ->
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    with server.log.open("w") as log:
+    with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *command, str(port)], stdout=log, stderr=log, env=settings, cwd=folder
         )
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log", process.pid)
     try:
         _wait(server, process, health)
         yield server

@@ -152,7 +152,7 @@ class OwnPipeline(ServedPipeline):
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The guided prediction of a step."""
-        scheduler = getattr(self._pipeline, "scheduler", None)
+        scheduler: Any = getattr(self._pipeline, "scheduler", None)
         if self._planned is None or not hasattr(scheduler, "step_index"):
             return original(*args, **kwargs)
         asked = inspect.signature(original).bind(*args, **kwargs).arguments
