@@ -89,3 +89,9 @@ def decibels(found: np.ndarray, expected: np.ndarray) -> float:
     """PSNR."""
     error = float(np.mean((found - expected) ** 2))
     return float("inf") if error == 0 else -10 * float(np.log10(error))
+
+
+def metric(server: Server, name: str) -> float:
+    """The value of a counter of the metrics endpoint."""
+    text = server.ask("/metrics").decode()
+    return float(re.search(rf"^{name}_total(?:{{.*}})? (\S+)", text, re.MULTILINE)[1])
