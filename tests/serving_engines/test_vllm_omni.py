@@ -73,6 +73,19 @@ def test_the_metrics_endpoint_counts(server):
     assert metric(server, "thg:network_evaluations_skipped") > 0
 
 
+def test_two_ranks_skip_the_same_steps(model, server, tmp_path):
+    alone = server.picture(**PLAIN)
+    with vllm_omni(model, tmp_path, "--enforce-eager", "--cfg-parallel-size", "2") as both:
+        plain = both.picture(**PLAIN)
+        found = both.picture(**ASKED)
+        reports = both.reports()
+    assert len(reports) == 2
+    assert reports[0] == reports[1]
+    assert reports[0][0] <= 0.75 * reports[0][1]
+    assert decibels(found, plain) > CLOSE
+    assert decibels(plain, alone) > CLOSE
+
+
 def test_the_diffusers_adapter(model, tmp_path):
     with vllm_omni(model, tmp_path, "--diffusion-load-format", "diffusers") as server:
         plain, found = server.picture(**PLAIN), server.picture(**ASKED)

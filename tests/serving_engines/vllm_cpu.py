@@ -17,9 +17,11 @@ def platform() -> str:
 
 def prepare() -> None:
     """The entry point `vllm_omni.general_plugins`."""
+    import torch
     from vllm_omni.diffusion.attention.backends.sdpa import SDPAImpl
     from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
 
+    torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cpu")  # several workers ask for it
     SDPAImpl.forward = SDPAImpl.forward_cuda  # torch's own attention, which runs anywhere
     DiffusionEngine.run_startup_warmup = lambda engine: None
 
