@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENGINES = {  # their metadata ask for builds with CUDA, so nothing is installed with its dependencies
     "sglang": ("sglang==0.5.23", "torchvision==0.28.0"),
-    "vllm-omni": ("vllm==0.30.0", "vllm-omni==0.30.0", "torchvision==0.28.0"),
+    "vllm-omni": ("vllm==0.30.0", "vllm-omni==0.30.0", "torchvision==0.28.0", "torchaudio==2.11.0"),
 }
 PLATFORM = {  # a distribution that gives vLLM-Omni a platform without a GPU
     "METADATA": "Metadata-Version: 2.1\nName: thg-vllm-cpu\nVersion: 0\n",
@@ -44,6 +44,7 @@ def main() -> int:
     (packages,) = folder.glob("lib/python3*/site-packages")
     shutil.copy(HERE / "sitecustomize.py", packages)
     if engine == "vllm-omni":
+        shutil.rmtree(packages / "torchaudio" / "lib")  # for CUDA; without it torchaudio is plain Python
         (packages / "thg_vllm_cpu-0.dist-info").mkdir()
         for name, text in PLATFORM.items():
             (packages / "thg_vllm_cpu-0.dist-info" / name).write_text(text)
