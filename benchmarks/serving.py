@@ -67,7 +67,10 @@ def measured(server: Server, steps: int, in_flight: list[int]) -> list[dict[str,
 
 def row(server: Server, name: str, steps: int, in_flight: list[int], settings: dict[str, Any]) -> dict[str, Any]:
     """One way of running, with each number of requests at once."""
-    seconds, processor, pictures, before = {}, {}, [], len(server.reports())
+    seconds: dict[int, float] = {}
+    processor: dict[int, float] = {}
+    pictures: list[Any] = []
+    before = len(server.reports())
     for number in in_flight:
         asked = [
             {**ASKED, "num_inference_steps": steps, "prompt": PROMPTS[i % len(PROMPTS)], "seed": i, **settings}
