@@ -34,10 +34,12 @@ test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in a separate environment
 	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
 		build/comfyui/venv/bin/python -m pytest -o filterwarnings=default comfyui/tests
 
-test-serving:  ## thg in a real SGLang-Diffusion, in a separate environment of several gigabytes; skipped if it cannot be installed
-	$(PYTHON) tests/serving_engines/install.py build/serving/sglang || test $$? -eq 3
-	test ! -e build/serving/sglang/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-		build/serving/sglang/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
+test-serving: test-serving-sglang test-serving-vllm-omni  ## thg in real serving engines, each in an environment of several gigabytes; "not run" if it cannot be installed
+
+test-serving-%:
+	$(PYTHON) tests/serving_engines/install.py build/serving/$* || test $$? -eq 3
+	test ! -e build/serving/$*/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		build/serving/$*/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
 		tests/serving_engines
 
 coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error

@@ -141,8 +141,10 @@ def _from_sigmas(scheduler: Any, exploding: bool) -> Schedule:
 
 
 def _is_flow(scheduler: Any) -> bool:
-    return "FlowMatch" in "".join(base.__name__ for base in type(scheduler).__mro__) or bool(
-        getattr(scheduler.config, "use_flow_sigmas", False)
+    return (
+        "FlowMatch" in "".join(base.__name__ for base in type(scheduler).__mro__)
+        or bool(getattr(scheduler.config, "use_flow_sigmas", False))
+        or getattr(scheduler.config, "prediction_type", None) == "flow_prediction"  # the FlowUniPC of engines
     )
 
 

@@ -94,17 +94,18 @@ class ServedRun:
         self._plain_because = ""
 
     def step(
-        self, index: int, evaluate: Callable[[], Output], *, model: object, branches: int, state: Tensor
+        self, index: int, evaluate: Callable[[], Output], *, model: object, branches: int, state: Tensor | None
     ) -> Output:
         """The output that the engine's scheduler gets at this step.
 
         evaluate: runs the network with all its branches. model: the network; another one (two experts) starts anew, as
-        do another number of branches (guidance begins or ends) and another shape. state: the latents before the step.
+        do another number of branches (guidance begins or ends) and another shape. state: the latents before the step;
+        None if the engine does not show them, and then there is no estimate.
         """
         if index != self._next or index >= self._run.steps:
             self._plain_because = self._plain_because or f"step {index} came where step {self._next} was expected"
         self._next = index + 1
-        kind = (id(model), branches, tuple(state.shape))
+        kind = (id(model), branches, None if state is None else tuple(state.shape))
         if kind != self._kind:
             self._leaps.forget()
             self._known = 0
@@ -117,7 +118,8 @@ class ServedRun:
         self._plain_evaluations += branches
         output = self._observed(index, evaluate()) if runs else self._predicted(index)
         if index == self._run.steps - 1:
-            self._error = self._leaps.estimated_error(state)
+            if state is not None and state.shape == _parts(output)[0].shape:  # else it holds more than the latents
+                self._error = self._leaps.estimated_error(state)
             self._leaps.forget()
             self._like = ()
         return output
