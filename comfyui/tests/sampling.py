@@ -64,6 +64,12 @@ def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, s
     return Result(out["samples"], shipped.decode(out["samples"]), calls)
 
 
+def guider(shipped: Any, model: Any) -> Any:
+    """The usual guider."""
+    given = (shipped.encode(PROMPTS[0]), shipped.encode(""), CFG[shipped.name])
+    return nodes_custom_sampler.CFGGuider.execute(model, *given)[0]
+
+
 def custom(shipped: Any, guider: Any, steps: int = STEPS, sampler: Any = "euler") -> torch.Tensor:
     """One run of the node SamplerCustomAdvanced."""
     schedule = shipped.model.get_model_object("model_sampling")

@@ -24,7 +24,8 @@ from .core.plans.run import Run
 from .outputs import Formula
 
 TINY = 1e-12
-BACK = 1.5  # steps; a sampler without restarts goes back by at most one (heunpp2)
+BACK = 0.1  # steps, by which the position of a call may go back for rounding
+LONGEST_MEMORY = 3.5  # steps; a multistep sampler of order 5 and more swings, and magnifies what predictions miss
 CPU = torch.device("cpu")
 GUIDED, UNCONDITIONAL = (1.0, 0.0), (0.0, 1.0)  # shares of the answer in the two outputs
 
@@ -60,6 +61,8 @@ class DryRun:
         levels = self._sigmas.diff().sign()
         if len({1.0, -1.0} & set(levels.tolist())) == 2 or np.diff(run.positions).min(initial=0.0) < -BACK:
             raise ScheduleError("the noise level falls and rises again, and the network's output changes with it")
+        if run.response is not None and run.response.memory(run.positions) > LONGEST_MEMORY:
+            raise ScheduleError("the sampler has an order above 4, and magnifies what predictions miss")
         return calls, [run, *([self._response_to(UNCONDITIONAL)[1]] if self._own_formula else [])]
 
     def _response_to(self, output: tuple[float, float]) -> tuple[Calls, Run]:
