@@ -5,8 +5,8 @@ import itertools
 import comfy.samplers
 import pytest
 import torch
-from comfy_extras import nodes_custom_sampler, nodes_easycache, nodes_tomesd
-from sampling import PROMPTS, custom, ksampler, report, with_thg
+from comfy_extras import nodes_easycache, nodes_tomesd
+from sampling import custom, guider, ksampler, report, with_thg
 
 SOME = ("euler", "heun", "dpmpp_2m_sde", "uni_pc", "euler_cfg_pp", "lcm")
 
@@ -67,11 +67,8 @@ def twice_where_large(model, x, sigmas, extra_args, callback, disable):
 
 def test_a_sampler_that_does_not_repeat_its_dry_run(eps):
     sampler = comfy.samplers.KSAMPLER(twice_where_large)
-    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    plain, ours = (
-        custom(eps, nodes_custom_sampler.CFGGuider.execute(model, prompt, empty, 5.0)[0], 12, sampler)
-        for model in (eps.model, with_thg(eps.model, evaluations=0.5))
-    )
+    models = (eps.model, with_thg(eps.model, evaluations=0.5))
+    plain, ours = (custom(eps, guider(eps, model), 12, sampler) for model in models)
     assert torch.equal(ours, plain)
     assert "nothing is skipped from call 2 on" in report(ours)
 
@@ -85,9 +82,8 @@ def euler_with_a_restart(model, x, sigmas, extra_args, callback, disable):
 
 def test_a_sampler_that_restarts(eps):
     sampler = comfy.samplers.KSAMPLER(euler_with_a_restart)
-    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    guider = nodes_custom_sampler.CFGGuider.execute(with_thg(eps.model, evaluations=0.6), prompt, empty, 5.0)[0]
-    assert "nothing is skipped: the noise level falls and rises again" in report(custom(eps, guider, 12, sampler))
+    latents = custom(eps, guider(eps, with_thg(eps.model, evaluations=0.6)), 12, sampler)
+    assert "nothing is skipped: the noise level falls and rises again" in report(latents)
 
 
 def test_few_steps_are_all_evaluated(eps):

@@ -6,22 +6,8 @@ import pytest
 import torch
 import torchsde
 from comfy.k_diffusion.sampling import sample_lms
-from comfy_extras import nodes_custom_sampler
 from pack.sampler import DryRun
-from sampling import (
-    ALL_SAMPLERS,
-    CFG,
-    PROMPTS,
-    compared,
-    custom,
-    estimate,
-    guider,
-    ksampler,
-    psnr,
-    report,
-    strip,
-    with_thg,
-)
+from sampling import ALL_SAMPLERS, CFG, compared, custom, estimate, guider, ksampler, psnr, report, strip, with_thg
 from shipped import CPU
 
 CALLS = 30  # of the denoiser in a run, about
@@ -136,14 +122,7 @@ def third_party(model, x, sigmas, extra_args=None, callback=None, disable=None):
 
 def test_a_sampler_of_another_pack(eps):
     sampler = comfy.samplers.KSAMPLER(third_party)
-    sigmas = comfy.samplers.calculate_sigmas(eps.model.get_model_object("model_sampling"), "normal", CALLS)
-    prompt, empty, latent = eps.encode(PROMPTS[0]), eps.encode(""), {"samples": torch.zeros(1, 4, 8, 8)}
-
-    def run(model):
-        given = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
-        return nodes_custom_sampler.SamplerCustom.execute(*given)[0]["samples"]
-
-    ours = run(with_thg(eps.model))
+    plain, ours = (custom(eps, guider(eps, model), CALLS, sampler) for model in (eps.model, with_thg(eps.model)))
     assert strip(ours).count("●") < 0.7 * CALLS
     assert estimate(ours) < 0.02
-    assert psnr(eps.decode(ours), eps.decode(run(eps.model))) > ALIKE
+    assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
