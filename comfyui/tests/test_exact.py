@@ -5,8 +5,7 @@ import itertools
 import comfy.samplers
 import pytest
 import torch
-from comfy_extras import nodes_easycache, nodes_tomesd
-from sampling import custom, guider, ksampler, report, with_thg
+from sampling import call, custom, guider, ksampler, report, with_thg
 
 SOME = ("euler", "heun", "dpmpp_2m_sde", "uni_pc", "euler_cfg_pp", "lcm")
 
@@ -29,25 +28,21 @@ def test_outside_of_its_part_of_the_run_everything_is_evaluated(eps, percents):
     assert torch.equal(result.latents, plain.latents)
 
 
-SKIPPING = {
-    "EasyCache": lambda m: nodes_easycache.EasyCacheNode.execute(m, 0.2, 0.15, 0.95, False)[0],
-    "LazyCache": lambda m: nodes_easycache.LazyCacheNode.execute(m, 0.2, 0.15, 0.95, False)[0],
-}
-
-
-@pytest.mark.parametrize("other", SKIPPING)
+@pytest.mark.parametrize("other", ["EasyCache", "LazyCache"])
 def test_nodes_that_skip_by_themselves_are_left_alone(eps, other):
-    patch = SKIPPING[other]
+    def patch(model):
+        return call(f"easycache.{other}Node", model, 0.2, 0.15, 0.95, False)
+
     plain = ksampler(eps, patch(eps.model), steps=12)
     for model in (with_thg(patch(eps.model)), patch(with_thg(eps.model))):
         result = ksampler(eps, model, steps=12)
         assert torch.equal(result.latents, plain.latents)
-        assert "Cache is on" in report(result.latents)
+        assert f"{other} is on" in report(result.latents)
 
 
 def test_random_numbers_inside_the_network(eps):
     """Token merging draws them at each evaluation: a skipped one would change all later ones."""
-    model = nodes_tomesd.TomePatchModel.execute(eps.model, 0.5)[0]
+    model = call("tomesd.TomePatchModel", eps.model, 0.5)
     torch.manual_seed(0)
     plain = ksampler(eps, model, steps=16, batch=2)
     torch.manual_seed(0)
