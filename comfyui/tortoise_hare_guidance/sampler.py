@@ -25,7 +25,7 @@ from .outputs import Formula
 
 TINY = 1e-12
 BACK = 0.1  # steps, by which the position of a call may go back for rounding
-LONGEST_MEMORY = 3.5  # steps; a multistep sampler of order 5 and more swings, and magnifies what predictions miss
+ORDER, HIGHEST_ORDER = "order", 4  # an option of multistep samplers; from 5 on, LMS swings and magnifies every error
 CPU = torch.device("cpu")
 GUIDED, UNCONDITIONAL = (1.0, 0.0), (0.0, 1.0)  # shares of the answer in the two outputs
 
@@ -49,6 +49,8 @@ class DryRun:
         """
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
+        if self._options.get(ORDER, 0) > HIGHEST_ORDER:
+            raise ScheduleError(f"order {self._options[ORDER]} magnifies what predictions miss; use {HIGHEST_ORDER}")
         try:
             return self._found()
         except ScheduleError:
@@ -61,8 +63,6 @@ class DryRun:
         levels = self._sigmas.diff().sign()
         if len({1.0, -1.0} & set(levels.tolist())) == 2 or np.diff(run.positions).min(initial=0.0) < -BACK:
             raise ScheduleError("the noise level falls and rises again, and the network's output changes with it")
-        if run.response is not None and run.response.memory(run.positions) > LONGEST_MEMORY:
-            raise ScheduleError("the sampler has an order above 4, and magnifies what predictions miss")
         return calls, [run, *([self._response_to(UNCONDITIONAL)[1]] if self._own_formula else [])]
 
     def _response_to(self, output: tuple[float, float]) -> tuple[Calls, Run]:

@@ -109,15 +109,6 @@ def test_a_solver_that_forgets_counts_with_the_effect_of_now():
     assert forgets.input_error(1, np.array([[0.0], [2.0]])) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_the_memory_of_a_solver_in_steps(order):
-    assert solver_response(lms(order), schedule(20)).memory(range(20)) == order - 1
-
-
-def test_nothing_is_inferred_of_a_solver_that_forgets():
-    assert Response(np.diag([1.0, 1.0, 1.0, 1.0])).memory(range(4)) == 0
-
-
 def test_a_call_without_effect_carries_nothing():
     """The first stage of a midpoint method moves a state that is thrown away."""
     matrix = np.array([[1.0, 0, 0, 0], [0, 2.0, 0, 0], [0, 2.0, 1.0, 0], [0, 2.0, 0, 2.0]])

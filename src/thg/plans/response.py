@@ -93,20 +93,6 @@ class Response:
         later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
         return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
 
-    def memory(self, positions: Sequence[float]) -> float:
-        """Over how many steps the effect of an output still changes: order - 1 for a multistep solver.
-
-        positions: of the calls, in steps. 0 for a solver that forgets its state, of which nothing can be inferred.
-        """
-        final = self.matrix[-1, 0]
-        if not abs(final) > FORGOTTEN * np.abs(self.matrix[:, 0]).max():
-            return 0.0
-        settled = np.outer(self.matrix[:, 0] / final, self.matrix[-1])
-        changing = np.abs(self.matrix - settled) > REMEMBERED * np.abs(np.diagonal(self.matrix))
-        after, of = np.nonzero(np.tril(changing))
-        at = np.asarray(positions)
-        return float(1 + (at[after] - at[of]).max()) if len(of) else 0.0
-
     def corrections(self, first: int, amounts: Array) -> Array:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
         j = first + len(amounts)
