@@ -49,8 +49,9 @@ class DryRun:
         """
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
-        if self._options.get(ORDER, 0) > HIGHEST_ORDER:
-            raise ScheduleError(f"order {self._options[ORDER]} magnifies what predictions miss; use {HIGHEST_ORDER}")
+        order = self._options.get(ORDER)
+        if isinstance(order, int) and order > HIGHEST_ORDER:
+            raise ScheduleError(f"order {order} magnifies what predictions miss; use {HIGHEST_ORDER}")
         try:
             return self._found()
         except ScheduleError:
