@@ -40,15 +40,30 @@ def test_nodes_that_skip_by_themselves_are_left_alone(eps, other):
         assert f"{other} is on" in report(result.latents)
 
 
-def test_random_numbers_inside_the_network(eps):
-    """Token merging draws them at each evaluation: a skipped one would change all later ones."""
-    model = call("tomesd.TomePatchModel", eps.model, 0.5)
-    torch.manual_seed(0)
-    plain = ksampler(eps, model, steps=16, batch=2)
-    torch.manual_seed(0)
-    result = ksampler(eps, with_thg(model), steps=16, batch=2)
-    assert torch.equal(result.latents, plain.latents)
-    assert "another node draws random numbers" in report(result.latents)
+def merged(model):
+    return call("tomesd.TomePatchModel", model, 0.5)
+
+
+def shuffled(model):
+    """Tokens in a random order, as in Token Perturbation Guidance."""
+    model = model.clone()
+    model.set_model_attn1_patch(lambda q, k, v, options: (q[:, torch.randperm(q.shape[1])], k, v))
+    return model
+
+
+@pytest.mark.parametrize("patch", [merged, shuffled])
+def test_random_numbers_inside_the_network(eps, patch):
+    """They are drawn at each evaluation: a skipped one would change all later ones."""
+
+    def run(model):
+        torch.manual_seed(0)
+        return ksampler(eps, model, steps=16, batch=2).latents
+
+    plain = run(patch(eps.model))
+    for model in (with_thg(patch(eps.model)), patch(with_thg(eps.model))):
+        ours = run(model)
+        assert torch.equal(ours, plain)
+        assert "another node draws random numbers" in report(ours)
 
 
 def twice_where_large(model, x, sigmas, extra_args, callback, disable):
