@@ -5,6 +5,7 @@ import comfy.samplers
 import pytest
 import torch
 import torchsde
+from comfy.model_sampling import EPS
 from pack.sampler import DryRun
 from sampling import (
     ALL_SAMPLERS,
@@ -118,11 +119,17 @@ def test_without_guidance(name, sampler, request):
 
 
 def third_party(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    """Euler's method in the way of other packs: it looks at the model's parts, its device and its conditions."""
+    """Euler's method in the way of other packs (RES4LYF): it looks at the model's parts, its device, its conditions and
+    its configuration, and writes into the options."""
     inner = model.inner_model.inner_model
     x = x.to(inner.device, torch.float64)
     assert model.inner_model.conds["positive"]
     assert inner.diffusion_model is not None
+    assert model.inner_model.model_patcher.model.model_config.unet_config["in_channels"] == 4
+    assert isinstance(inner.model_sampling, EPS)
+    assert torch.equal(inner.process_latent_in(torch.ones(1)), torch.ones(1))
+    assert model.inner_model.cfg == 5.0
+    extra_args["model_options"].setdefault("transformer_options", {})["sample_sigmas"] = sigmas
     assert model.inner_model.model_patcher.get_model_object("latent_format").latent_channels
     sigma_max = inner.model_sampling.sigma_max.to(inner.device)
     for now, after in zip(sigmas[:-1].double(), sigmas[1:].double(), strict=True):
