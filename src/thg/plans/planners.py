@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from thg.plans.fidelity import PRIOR, network_plan, predictable, within
+from thg.plans.fidelity import PRIOR, network_estimate, network_plan, predictable, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan, Skips
@@ -260,8 +259,7 @@ class Planned:
     def leaps(self, run: RunInfo) -> Leaps:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
-        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
-        return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
+        return Leaps(plan, run, network_estimate(plan, run, getattr(self.planner, "factor", 1.0)))
 
     def guide(self, run: RunInfo) -> Guide:
         """A run in which the guidance term leaps."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlanError
+from ..plans.estimate import UNCORRECTED, UNKNOWN, Estimate
 from ..plans.plan import Plan, Skips
 from ..plans.run import RunInfo
 
@@ -119,6 +120,12 @@ def predictable(run: RunInfo) -> bool:
 def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
     """The plan of a run whose network is evaluated at `count` steps."""
     return Plan(run.steps, grid(run, count, prior), corrector=prior.corrector, slope=prior.slope, skips="network")
+
+
+def network_estimate(plan: Plan, run: Run, factor: float = 1.0) -> Estimate:
+    """Estimates the error of a run whose network leaps. factor: what `thg.tune` has found for this network."""
+    share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
+    return Estimate(factor * share)
 
 
 # -- the positions of the evaluations
