@@ -24,7 +24,8 @@ from .core.plans.run import RunInfo
 from .outputs import Formula
 
 TINY = 1e-12
-BACK = 1.5  # steps; a sampler without restarts goes back by at most one (heunpp2)
+BACK = 0.1  # steps, by which the position of a call may go back for rounding
+ORDER, HIGHEST_ORDER = "order", 4  # an option of multistep samplers; from 5 on, LMS swings and magnifies every error
 CPU = torch.device("cpu")
 GUIDED, UNCONDITIONAL = (1.0, 0.0), (0.0, 1.0)  # shares of the answer in the two outputs
 
@@ -48,6 +49,9 @@ class DryRun:
         """
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
+        order = self._options.get(ORDER)
+        if isinstance(order, int) and order > HIGHEST_ORDER:
+            raise ScheduleError(f"order {order} magnifies what predictions miss; use {HIGHEST_ORDER}")
         try:
             return self._found()
         except ScheduleError:

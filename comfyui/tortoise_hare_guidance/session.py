@@ -19,7 +19,7 @@ from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
 from .core.plans.estimate import Estimate
-from .core.plans.leaps import Leaps
+from .core.plans.leaps import Leaps, is_hopeless
 from .core.plans.plan import EVALUATED, SKIPPED
 from .guards import obstacle
 from .outputs import Formula, Space
@@ -30,7 +30,6 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
-HOPELESS = 2.0  # relative miss of a prediction, from which on a picture is doubtful
 MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
@@ -77,7 +76,7 @@ class Session:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
-        if any(miss is not None and bool(miss > HOPELESS) for miss in (leaps.largest_miss() for leaps in self._leaps)):
+        if any(is_hopeless(leaps.largest_miss()) for leaps in self._leaps):
             self.note = MISSED
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]

@@ -22,13 +22,12 @@ from thg.pipelines.identity import fingerprint
 from thg.pipelines.run import LENGTH, PipelineRun
 from thg.pipelines.watch import obstacle_in
 from thg.plans.fidelity import predictable
-from thg.plans.leaps import Leaps
+from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
 from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
-HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
 BESIDE = ("controlnet", "adapter", "projection", "connector")  # networks that run beside the denoiser: not counted
 
 
@@ -306,7 +305,7 @@ class LeapingRun(PipelineRun):
         if not finite:
             yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
         yield from self._reasons()
-        if any(loop.miss is not None and bool(loop.miss > HOPELESS) for loop in self._loops):
+        if any(is_hopeless(loop.miss) for loop in self._loops):
             yield (
                 "this result may be wrong: a prediction has missed by more than twice the output itself (an unstable "
                 "scheduler, conditions that contradict each other, or too few evaluated steps)"

@@ -28,6 +28,8 @@ from ..plans.run import RunInfo, Term
 if TYPE_CHECKING:
     from torch import Tensor
 
+HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
+
 
 @dataclass(frozen=True, eq=False)
 class Correction:
@@ -125,6 +127,11 @@ class Leaps:
                 weights += gains
         self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
         return _combined(terms, weights)
+
+
+def is_hopeless(miss: Tensor | None) -> bool:
+    """Does a largest miss make the result doubtful? Waits for the device."""
+    return miss is not None and bool(miss > HOPELESS)
 
 
 @functools.lru_cache(maxsize=256)
