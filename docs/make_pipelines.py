@@ -50,7 +50,10 @@ def main(sources: list[Path]) -> None:
         "| pipeline | why | the default |",
         "| --- | --- | --- |",
     ]
-    lines += [f"| {name} | {refused[name]} | {_verdict(results.get(name, []))} |" for name in sorted(refused)]
+    entirely = {name for name, layout in layouts.items() if isinstance(layout, Refused) and layout.entirely}
+    for name in sorted(refused):
+        verdict = "refused as well" if name in entirely else _verdict(results.get(name, []))
+        lines.append(f"| {name} | {refused[name]} | {verdict} |")
     if modular:
         lines += [
             "",
