@@ -44,7 +44,7 @@ def main(sources: list[Path]) -> None:
         "## Without plans of the guidance term",
         "",
         "With a plan of the guidance term `thg.enable` raises `UnsupportedPipelineError` for these, with the reason. "
-        "The default was checked: half of the evaluations, twice the same, and the plain result again after "
+        "The default was checked: six of ten steps, twice the same, and the plain result again after "
         "`thg.disable`.",
         "",
         "| pipeline | why | the default |",
