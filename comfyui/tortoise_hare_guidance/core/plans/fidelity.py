@@ -122,7 +122,7 @@ def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
     return Plan(run.steps, grid(run, count, prior), corrector=prior.corrector, slope=prior.slope, skips="network")
 
 
-def network_estimate(plan: Plan, run: Run, factor: float = 1.0) -> Estimate:
+def network_estimate(plan: Plan, run: RunInfo, factor: float = 1.0) -> Estimate:
     """Estimates the error of a run whose network leaps. factor: what `thg.tune` has found for this network."""
     share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
     return Estimate(factor * share)
