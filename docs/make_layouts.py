@@ -111,8 +111,7 @@ REFUSED: dict[str, str] = {
         StableAudio3AudioToAudioPipeline StableAudio3InpaintPipeline
         """,
     "its unconditional output is used by more than the guidance formula (extra passes in each step)": """
-        StableDiffusionAttendAndExcitePipeline StableDiffusionGLIGENTextImagePipeline StableDiffusionPix2PixZeroPipeline
-        StableDiffusionSAGPipeline
+        StableDiffusionGLIGENTextImagePipeline
         """,
     "its edit branches are guided one by one, with masks or momentum of their own": """
         CycleDiffusionPipeline LEditsPPPipelineStableDiffusion LEditsPPPipelineStableDiffusionXL
@@ -131,6 +130,14 @@ REFUSED: dict[str, str] = {
         """,
     "it samples in chunks or stages that carry a cache of both branches from call to call": """
         AnyFlowFARPipeline HeliosPyramidPipeline LTXI2VLongMultiPromptPipeline
+        """,
+}
+
+
+# No plan can be followed there.
+REFUSED_ENTIRELY: dict[str, str] = {
+    "it reads attention maps that its network stores in each call, so that no call can be left out": """
+        StableDiffusionAttendAndExcitePipeline StableDiffusionPix2PixZeroPipeline StableDiffusionSAGPipeline
         """,
 }
 
@@ -158,7 +165,12 @@ def layouts() -> dict[str, Row]:
     refused: dict[str, Row] = {
         name: ("refused", {"why": why}) for why, names in REFUSED.items() for name in names.split()
     }
-    return read | by_hand | refused
+    entirely: dict[str, Row] = {
+        name: ("refused", {"why": why, "entirely": True})
+        for why, names in REFUSED_ENTIRELY.items()
+        for name in names.split()
+    }
+    return read | by_hand | refused | entirely
 
 
 def sources() -> list[tuple[str, str, str]]:

@@ -44,13 +44,16 @@ def main(sources: list[Path]) -> None:
         "## Without plans of the guidance term",
         "",
         "With a plan of the guidance term `thg.enable` raises `UnsupportedPipelineError` for these, with the reason. "
-        "The default was checked: half of the evaluations, twice the same, and the plain result again after "
+        "The default was checked: six of ten steps, twice the same, and the plain result again after "
         "`thg.disable`.",
         "",
         "| pipeline | why | the default |",
         "| --- | --- | --- |",
     ]
-    lines += [f"| {name} | {refused[name]} | {_verdict(results.get(name, []))} |" for name in sorted(refused)]
+    entirely = {name for name, layout in layouts.items() if isinstance(layout, Refused) and layout.entirely}
+    for name in sorted(refused):
+        verdict = "refused as well" if name in entirely else _verdict(results.get(name, []))
+        lines.append(f"| {name} | {refused[name]} | {verdict} |")
     if modular:
         lines += [
             "",

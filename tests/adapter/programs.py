@@ -89,6 +89,7 @@ CACHES: dict[str, tuple[Callable[[], Case], SwitchedOn]] = {
         for place, case in {"CogVideoX": BATCHED, "Wan": TWO_CALLS}.items()
     },
     "SeaCache, Wan": (TWO_CALLS, hooks("SeaCacheConfig", threshold=10.0)),
+    "FasterCache, CogVideoX": (BATCHED, FASTER),
 }
 
 

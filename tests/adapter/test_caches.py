@@ -20,6 +20,7 @@ from tests.adapter.programs import (
 LEAPS = thg.uniform(every=4)
 
 
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("name", CACHES)
 def test_a_plan_of_the_guidance_term_leaves_a_cache_alone(name: str) -> None:
     make, cache = CACHES[name]

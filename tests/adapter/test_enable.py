@@ -128,6 +128,15 @@ def test_what_is_not_a_pipeline_is_refused():
         thg.enable(3)
 
 
+def test_a_pipeline_that_reads_its_networks_attention_is_refused_with_any_plan():
+    """Nothing is stored in a call that is left out."""
+    pipe = diffusers.StableDiffusionSAGPipeline(**sd15().pipe.components, requires_safety_checker=False)
+    for plan in (None, thg.tapered(0.5), thg.uniform(every=2)):
+        with pytest.raises(thg.UnsupportedPipelineError, match="reads attention maps"):
+            thg.enable(pipe, plan)
+        assert "reads attention maps" in thg.supported(pipe, plan).reason
+
+
 def test_distilled_and_unguided_classes_are_refused_by_name():
     case = sd15()
     parts = {"unet": case.pipe.unet, "scheduler": diffusers.DDPMScheduler()}
@@ -299,7 +308,7 @@ def test_half_precision(dtype):
 
 
 def test_the_term_is_computed_in_float32():
-    from thg.pipelines.outputs import difference, unconditional
+    from thg.pipelines.calls import difference, unconditional
 
     conditional, other = (
         (torch.tensor([1.0], dtype=torch.bfloat16),),

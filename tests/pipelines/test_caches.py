@@ -12,6 +12,7 @@ from tests.adapter.programs import CACHES, STEPS
 HALF = thg.tapered(0.5)
 
 
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_acts_on_the_evaluated_steps(name):
     make, cache = CACHES[name]

@@ -50,7 +50,8 @@ def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMake
     maker = guide_maker(plan)
     own = layout if layout is not None else layout_of(pipe)
     _check(pipe, own)
-    if isinstance(maker, Planned) and maker.skips == "network":
+    whole = isinstance(maker, Planned) and maker.skips == "network"
+    if whole and not (isinstance(own, Refused) and own.entirely):
         return maker, own
     if isinstance(own, Refused):
         raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")

@@ -140,9 +140,10 @@ class Delegates:
 
 @dataclass(frozen=True)
 class Refused:
-    """Not supported, with the reason."""
+    """Plans of the guidance term are not supported, with the reason. entirely: no plan is."""
 
     why: str
+    entirely: bool = False
 
 
 Layout = Batched | Sequential | Delegates | Refused

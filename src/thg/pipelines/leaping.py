@@ -298,6 +298,8 @@ class LeapingRun(PipelineRun):
                     f"everything was evaluated: {loop.run.no_response}, and what is clipped cannot be predicted; with "
                     "clip_sample=False in the scheduler's configuration it can"
                 )
+            elif loop.run.steps == 1 and len(self._loops) > 1:
+                yield "everything was evaluated: the pipeline sets the state of its scheduler anew at each step"
             elif loop.leaps.plan.evaluations == loop.run.steps:
                 yield f"everything was evaluated: {loop.run.steps} steps are too few to leave one out at this tolerance"
 
