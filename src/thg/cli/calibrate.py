@@ -12,6 +12,7 @@ from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
+from thg.models.sounds import sound_prompts
 from thg.processes import Process
 from thg.prompts import read_prompts
 
@@ -64,6 +65,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         raise ProfileError(f"--samples must be at least 1, not {args.samples}")
     if args.prompts is not None:
         return read_prompts(args.prompts, args.column, args.samples)
+    if args.model == "audio":
+        return [prompt for prompt, _ in sound_prompts(args.samples or SHIPPED_SAMPLES)]
     if args.model in pipelines.SHIPPED:
         return shipped_prompts(args.samples or SHIPPED_SAMPLES)
     raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
@@ -109,7 +110,7 @@ def _fragile() -> list[Finding]:
 
 
 def _shipped() -> list[Finding]:
-    names: tuple[ShippedName, ...] = ("eps", "flow")
+    names: tuple[ShippedName, ...] = get_args(ShippedName)
     installed = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
     return [
         Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok)

@@ -202,7 +202,7 @@ def _add_loading(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--model",
         default="eps",
-        help="eps or flow (shipped), a hub id, a folder, or a .safetensors file (default: eps)",
+        help="eps, flow or audio (shipped), a hub id, a folder, or a .safetensors file (default: eps)",
     )
     group.add_argument("--variant", help="of the weight files of a folder or hub id, such as fp16")
     group.add_argument(

@@ -22,7 +22,7 @@ from thg.models.schedulers import Schedulers
 from thg.processes import best_device
 
 SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
-DEFAULT_STEPS = {"eps": 50, "flow": 28}
+DEFAULT_STEPS = {"eps": 50, "flow": 28, "audio": 50}
 USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
 

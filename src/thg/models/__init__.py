@@ -1,4 +1,4 @@
-"""The shipped models: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
+"""The shipped models: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST, and an AudioLDM 2.
 
 This module locates their files and loads them as ordinary diffusers pipelines, offline. `training/` has the code that
 trained them, and README.md next to this file their quality.
@@ -34,19 +34,20 @@ __all__ = [
     "shipped_pipeline",
 ]
 
-ShippedName = Literal["eps", "flow"]
+ShippedName = Literal["eps", "flow", "audio"]
 
-DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
+DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0, "audio": 3.5}
 """The recommended guidance scale of each model, at which it was measured."""
 
-DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}}
+DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}, "audio": {}}
 """Further arguments for the call of each: "flow" has no T5, whose padding would only cost time."""
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:
     """The folder of a shipped model, in the layout that diffusers' `from_pretrained` reads."""
     if name not in get_args(ShippedName):
-        raise THGError(f'there is no shipped model {name!r}; write shipped_pipeline("eps") or shipped_pipeline("flow")')
+        known = " or ".join(f'shipped_pipeline("{each}")' for each in get_args(ShippedName))
+        raise THGError(f"there is no shipped model {name!r}; write {known}")
     return Path(__file__).parent / name
 
 
@@ -55,7 +56,9 @@ def shipped_pipeline(
 ) -> DiffusionPipeline:
     """Load a shipped model: "eps" is a `StableDiffusionPipeline`, "flow" a `StableDiffusion3Pipeline`.
 
-    Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". Nothing is downloaded.
+    Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". "audio" is an `AudioLDM2Pipeline` that
+    plays notes, chords, melodies and drum patterns, for prompts such as "a soft low trumpet note". Nothing is
+    downloaded.
 
     device: the CPU unless given.
     dtype: of the weights in memory; float32 unless given (the files contain float16).
