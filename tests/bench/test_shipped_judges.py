@@ -75,7 +75,7 @@ def test_recall_counts_the_captions_that_fit_better():
     ("table", "numbers"),
     [
         ("shipped_audio", ["snr", "log_mel", "sound_accuracy", "instrument_accuracy", "sound_frechet"]),
-        ("emoji_dpm20", ["psnr", "ssim", "emoji_recall_1", "emoji_recall_5", "emoji_frechet"]),
+        ("shipped_emoji_dpm20", ["psnr", "ssim", "emoji_recall_1", "emoji_recall_5", "emoji_frechet"]),
     ],
 )
 def test_the_tables_of_the_shipped_models_small(table, numbers, tmp_path):
@@ -86,6 +86,6 @@ def test_the_tables_of_the_shipped_models_small(table, numbers, tmp_path):
     assert "| thg | 10 |" in report(config, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert found["missing"] == {}
-    ours = next(row for row in found["rows"] if row["name"] == "thg")
+    ours = next(row for row in found["methods"] if row["name"] == "thg")
     assert all(ours["metrics"][name] is not None for name in numbers)
     assert numbers[0] in ours["worst"]
