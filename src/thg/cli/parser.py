@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from thg.distribution import __version__
 from thg.plans.fidelity import DEFAULT_ERROR
@@ -24,7 +25,7 @@ COMMANDS = {
     "doctor": "versions, devices, and what is missing or broken",
 }
 PORT = 7861  # of the studio
-DEFAULT_MODEL = "emoji"  # of the shipped ones
+DEFAULT_MODEL: Final = "emoji"  # of the shipped ones
 
 
 def command_line() -> argparse.ArgumentParser:

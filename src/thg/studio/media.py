@@ -76,7 +76,9 @@ def wav(samples: Array, rate: int) -> str:
 
 
 def _spectrogram(samples: Array, rate: int) -> str:
-    return png(np.asarray(spectrogram(samples, rate), dtype=np.float64) / 255)
+    """Relative to the loudest sample, as a PNG in base64."""
+    peak = max(float(np.abs(samples).max()), 1e-9)
+    return png(np.asarray(spectrogram(samples / peak, rate), dtype=np.float64) / 255)
 
 
 def _array(item: Any) -> Array:
