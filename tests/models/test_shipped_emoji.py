@@ -1,5 +1,7 @@
 """The shipped emoji model: its pictures, its names, and what its judge sees."""
 
+import logging
+
 import diffusers
 import pytest
 import torch
@@ -24,6 +26,20 @@ def draw(pipe, prompts, **call):
     seeds = [torch.Generator().manual_seed(number) for number in range(len(prompts))]
     call = {"num_inference_steps": 15, "guidance_scale": 5.0, **call}
     return pipe(prompts, generator=seeds, output_type="pt", **call).images.float()
+
+
+def test_it_loads_without_a_warning():
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("diffusers").addHandler(handler)
+    diffusers.logging.set_verbosity_warning()
+    try:
+        shipped_pipeline("emoji")
+        assert diffusers.logging.get_verbosity() == logging.WARNING
+    finally:
+        logging.getLogger("diffusers").removeHandler(handler)
+    assert [record.getMessage() for record in records] == []
 
 
 def test_pictures_are_in_colour_and_do_not_depend_on_the_batch(pipe):

@@ -7,6 +7,8 @@ what they can do, `training/` has the code that trained them, and README.md next
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,13 +83,27 @@ def load_folder(
     left_out: dict[str, Any] = {part: None for part, origin in index.items() if origin == [None, None]}
     try:
         pipeline_class: Any = getattr(diffusers, index["_class_name"])
-        pipe = pipeline_class.from_pretrained(folder, local_files_only=True, use_safetensors=True, **left_out)
+        with _without_warnings():
+            pipe = pipeline_class.from_pretrained(folder, local_files_only=True, use_safetensors=True, **left_out)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise _broken(folder, error) from error
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module) and part.dtype != (dtype or torch.float32):
             part.to(dtype=dtype or torch.float32)
     return pipe if device is None else pipe.to(device)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Diffusers warns of an autoencoder of another class than the pipeline's usual one, which is meant here."""
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
