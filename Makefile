@@ -7,6 +7,10 @@ STAMP := $(VENV)/.installed
 MINIMUM := tests/core tests/cli tests/bench/test_config.py tests/models/test_shipped.py $(addprefix tests/release/test_, \
 	fuzz.py lifecycle.py network_faults.py old_versions.py)
 
+IN_COMFYUI := PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/comfyui/venv/bin/python -m pytest \
+	-o filterwarnings=default
+OLDER_COMFYUI := $(addprefix comfyui/tests/test_, combinations.py exact.py lifecycle.py workflows.py)
+
 .PHONY: demo test test-minimum comfyui test-comfyui test-serving coverage lint docs bench-core clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -31,13 +35,15 @@ comfyui:  ## the copy of the core in the folder of the ComfyUI nodes
 
 test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in a separate environment; skipped if the installation fails
 	$(PYTHON) comfyui/install.py build/comfyui || test $$? -eq 3
-	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-		build/comfyui/venv/bin/python -m pytest -o filterwarnings=default comfyui/tests
+	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI $(IN_COMFYUI) comfyui/tests
+	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/older $(IN_COMFYUI) $(OLDER_COMFYUI)
 
-test-serving:  ## thg in a real SGLang-Diffusion, in a separate environment of several gigabytes; skipped if it cannot be installed
-	$(PYTHON) tests/serving_engines/install.py build/serving/sglang || test $$? -eq 3
-	test ! -e build/serving/sglang/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-		build/serving/sglang/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
+test-serving: test-serving-sglang test-serving-vllm-omni  ## thg in real serving engines, each in an environment of several gigabytes; "not run" if it cannot be installed
+
+test-serving-%:
+	$(PYTHON) tests/serving_engines/install.py build/serving/$* || test $$? -eq 3
+	test ! -e build/serving/$*/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		build/serving/$*/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
 		tests/serving_engines
 
 coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error

@@ -23,7 +23,7 @@ import torch
 import thg
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_GUIDANCE
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
 
@@ -69,7 +69,7 @@ def main() -> int:
     plainly, calibrating = best(plain, calibrate, repeats=args.repeats)
     per_plain, per_calibrated = plainly / (2 * args.steps), calibrating / (4 * args.steps - 2)
     overhead = per_calibrated / per_plain - 1
-    profile, run = calibrate(), Run.of(args.steps, scale)
+    profile, run = calibrate(), RunInfo.of(args.steps, scale)
 
     def plan(method: Any, order: int, corrector: float) -> None:
         profile.planner(nfe=0.65, method=method, hare_order=order, corrector=corrector).plan(run)

@@ -26,7 +26,7 @@ from thg.calibration.shards import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.plans.planners import look_before_you_leap, m_max
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.processes import find_shard
 from thg.profiles.profile import Profile
 from thg.prompts import read_prompts
@@ -52,11 +52,11 @@ def grid_of(rows: Rows, chosen: Any, w: float, rho: float) -> Grid:
 
 def by_guidance_scale(profiles: dict[float, Profile], rho: float, w0: float, steps: int) -> list[str]:
     """Table 1: a line for each scale, with the same rho and with the same (w - 1) / rho."""
-    own = profiles[w0].planner(rho=rho).plan(Run.of(steps, w0))
+    own = profiles[w0].planner(rho=rho).plan(RunInfo.of(steps, w0))
     lines = ["| guidance scale | rho | IoU | NFE | grid |", "|---|---|---|---|---|"]
     for w, profile in sorted(profiles.items()):
         for each in sorted({rho, rho * (w - 1) / (w0 - 1)}):
-            plan = profile.planner(rho=each).plan(Run.of(steps, w))
+            plan = profile.planner(rho=each).plan(RunInfo.of(steps, w))
             cells = [f"{w:g}", f"{each:.2f}", f"{iou(plan.coarse, own.coarse):.1%}", str(plan.nfe)]
             lines.append(f"| {' | '.join(cells)} | {as_printed(plan.coarse, steps)} |")
     return lines

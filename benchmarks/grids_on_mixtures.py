@@ -21,7 +21,7 @@ import thg
 from thg.ode.mixture import GaussianMixture
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim, dpm_multistep
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 PICTURES = Path("/usr/share/datasets/fashion-mnist")
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
@@ -79,7 +79,7 @@ def main() -> None:
         for name in runs(2):
             cells = []
             for steps, share in SETTINGS:
-                plans = [p.plan(Run.of(steps)) for p in (thg.uniform(nfe=share, corrector=0.7), thg.tapered(share))]
+                plans = [p.plan(RunInfo.of(steps)) for p in (thg.uniform(nfe=share, corrector=0.7), thg.tapered(share))]
                 even, tapered = decibels(mixture, *runs(steps)[name], options.guidance_scale, plans)
                 cells.append(f"{even:.1f} → {tapered:.1f}")
             print(f"| {model} | {name} | " + " | ".join(cells) + " |", flush=True)

@@ -27,13 +27,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from benchmarks import zoo
-from thg.adapter.describe import describe
 from thg.files import write_atomically
+from thg.pipelines.describe import describe
 from thg.plans.estimate import Estimate
 from thg.plans.fidelity import PRIOR, network_plan, within
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 Array = NDArray[np.float64]
 SAMPLES = 48
@@ -85,7 +85,7 @@ class Cell:
 
 
 @functools.cache
-def described(cell: Cell) -> Run:
+def described(cell: Cell) -> RunInfo:
     scheduler = cell.made()
     return replace(describe(scheduler, scheduler.timesteps), guidance_scale=cell.guidance)
 

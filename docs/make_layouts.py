@@ -1,4 +1,4 @@
-"""Writes src/thg/adapter/layouts.json: how diffusers' own pipelines lay out their guidance branches.
+"""Writes src/thg/pipelines/layouts.json: how diffusers' own pipelines lay out their guidance branches.
 
     python docs/make_layouts.py [CHECK.json]
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import diffusers
 
-TABLE = Path(__file__).parents[1] / "src" / "thg" / "adapter" / "layouts.json"
+TABLE = Path(__file__).parents[1] / "src" / "thg" / "pipelines" / "layouts.json"
 PIPELINES = Path(diffusers.__file__).parent / "pipelines"
 DENOISERS = r"\b(?:self\.(?:transformer|unet|prior|decoder|transformer_2)|current_model)\("
 HALVES = r"(\w+)\s*,\s*(\w+)\s*=\s*\(?\s*[\w\.\[\]: ,]+?\.(?:float\(\)\.)?(?:chunk|split)\("

@@ -1,123 +1,125 @@
-"""Writes docs/pipelines.md from the output of a compatibility check.
+"""Writes docs/pipelines.md from the outputs of compatibility checks.
 
-    python docs/make_pipelines.py CHECK.json
+    python docs/make_pipelines.py FILE_OR_FOLDER ...
 
-CHECK.json is a list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why`, `summary`
-(of a run with leaps) and `note` (of one with the default planner): one for each tiny pipeline that was run through
-plain CFG, a full plan, leaps, a repeated run, a broken run and disable.
+Each file is a JSON list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why` and
+`note` (of a run with the default): one for each tiny pipeline that was run. A folder stands for its JSON files. Rows of
+classes that plans of the guidance term refuse come from a check of the default alone; rows of modular pipelines make a
+table of their own.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import diffusers
 
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, known_layouts
+from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, known_layouts
 
 PAGE = Path(__file__).with_name("pipelines.md")
-ORDER = ("ok", "wrong", "crash", "refused", "skipped", "no-cfg")
 RUN = ("ok", "refused", "wrong", "crash")
-LEFT_OUT, ADDS_NOISE = "corrector was left out: ", "adds noise"
+Rows = list[dict[str, str]]
 
 
-def main(check: Path) -> None:
-    results: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in json.loads(check.read_text()):
-        if hasattr(diffusers, row["pipeline"]):  # without wrappers that tests define
-            results[row["pipeline"]].append(row)
-    rows = [row for found in results.values() for row in found]
-    counts = {status: sum(row["status"] == status for row in rows) for status in ORDER}
-    guided = sum(counts[status] for status in RUN)
+def main(sources: list[Path]) -> None:
+    results: dict[str, Rows] = defaultdict(list)
+    for path in (
+        file for source in sources for file in (sorted(source.glob("*.json")) if source.is_dir() else [source])
+    ):
+        for row in json.loads(path.read_text()):
+            if hasattr(diffusers, row["pipeline"]):  # without wrappers that tests define
+                results[row["pipeline"]].append(row)
+    modular = {name: results.pop(name) for name in sorted(results) if name.endswith("ModularPipeline")}
     layouts = known_layouts()
-    supported = [name for name in {*layouts, *results} if not isinstance(layouts.get(name), Refused)]
-    not_run = [name for name in supported if not any(row["status"] in RUN for row in results.get(name, []))]
-    lines = [
+    refused = {name: layout.why for name, layout in layouts.items() if isinstance(layout, Refused)}
+    names = sorted((name for name in {*layouts, *results} if name not in refused), key=str.lower)
+    lines = [*_head([row for name in names for row in results.get(name, [])])]
+    lines += ["| pipeline | branches | checked |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {_branches(layouts.get(name))} | {_verdict(results.get(name, []))} |" for name in names]
+    lines += [
+        "",
+        "## Without plans of the guidance term",
+        "",
+        "With a plan of the guidance term `thg.enable` raises `UnsupportedPipelineError` for these, with the reason. "
+        "The default was checked: half of the evaluations, twice the same, and the plain result again after "
+        "`thg.disable`.",
+        "",
+        "| pipeline | why | the default |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {name} | {refused[name]} | {_verdict(results.get(name, []))} |" for name in sorted(refused)]
+    if modular:
+        lines += [
+            "",
+            "## Modular Diffusers",
+            "",
+            "`thg.enable(modular_pipe)`, with the tiny components of the pipeline of the same family: all evaluations "
+            "(must be equal to the bit), six of ten steps, twice (must be equal), and disabled again.",
+            "",
+            "| pipeline | checked |",
+            "| --- | --- |",
+        ]
+        lines += [f"| {name} | {_verdict(rows)} |" for name, rows in modular.items()]
+    PAGE.write_text("\n".join(lines) + "\n")
+    print(f"{len(names)} pipelines, {len(refused)} with the default alone, {len(modular)} modular ones")
+
+
+def _head(rows: Rows) -> list[str]:
+    counts = {status: sum(row["status"] == status for row in rows) for status in RUN}
+    return [
         "# Pipelines that work",
         "",
         f"Checked with diffusers {diffusers.__version__}: each pipeline is built tiny, with random weights, and run "
-        "with plain CFG, a full plan (must be equal), leaps of two (must evaluate half of the unconditional rows), a "
-        "second time (must be equal to the bit), after a run that raised, after `thg.disable` (must be equal to the "
-        "bit), and with the default planner, also on a simulated accelerator, where no operation may mix devices. "
-        f"**{counts['ok']} of {guided} variants with guidance pass all of this**, "
-        f"{counts['refused']} are refused with a reason, {counts['wrong'] + counts['crash']} fail. {len(not_run)} of "
-        f"the {len(supported)} pipelines below were not run: most have no tiny version.{_corrector(rows)}",
+        "plain, with a full plan (must be equal), with a plan of the guidance term that leaps over every second step "
+        "(must evaluate half of the unconditional rows), a second time (must be equal to the bit), after a run that "
+        "raised, after `thg.disable` (must be equal to the bit), with the default and with a loose tolerance (must be "
+        "finite, and the same twice), without guidance, and on a simulated accelerator, where no operation may mix "
+        f"devices. **{counts['ok']} of {sum(counts.values())} variants with guidance pass all of this**, "
+        f"{counts['refused']} are refused with a reason, {counts['wrong'] + counts['crash']} fail.",
         "",
         "A pipeline need not be in this list: the default needs to know nothing about branches. A plan of the guidance "
         "term, such as the paper's, takes the layout of another pipeline as `layout=` "
         "([how](extending.md#a-pipeline-of-your-own)). The list shows what was checked.",
         "",
-        "This page is generated by `docs/make_pipelines.py` from the output of the check.",
-        "",
-        "| pipeline | branches | checked |",
-        "| --- | --- | --- |",
-    ]
-    for name in sorted({*layouts, *results}, key=str.lower):
-        layout = layouts.get(name)
-        if not isinstance(layout, Refused):
-            found = results.get(name, [])
-            lines.append(f"| {name} | {_shown(found) or _branches(layout)} | {_verdict(found)} |")
-    lines += [
-        "",
-        "## Refused",
-        "",
-        "With a plan of the guidance term, `thg.enable` raises `UnsupportedPipelineError` with the reason.",
+        "This page is generated by `docs/make_pipelines.py` from the outputs of the checks.",
         "",
     ]
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for name, layout in layouts.items():
-        if isinstance(layout, Refused):
-            reasons[layout.why].append(name)
-    lines += [f"- {why}: {', '.join(sorted(names))}" for why, names in reasons.items()]
-    PAGE.write_text("\n".join(lines) + "\n")
 
 
-def _shown(found: list[dict[str, str]]) -> str:
-    """The layout shown by the run with leaps, without the guidance scale."""
-    lines = [line for row in found for line in row.get("summary", "").splitlines() if line.startswith("layout: ")]
-    return lines[0].removeprefix("layout: ").split(", w =")[0] if lines else ""
-
-
-def _corrector(rows: list[dict[str, str]]) -> str:
-    """On how many of them the corrector works, and the reasons on the others, if the check reports it."""
-    notes = [row["note"] for row in rows if row["status"] == "ok" and "note" in row]
-    reasons = [note.split(LEFT_OUT)[-1].split(";")[0] for note in notes if LEFT_OUT in note]
-    deterministic = len(notes) - sum(ADDS_NOISE in reason for reason in reasons)
-    without = Counter(reason for reason in reasons if ADDS_NOISE not in reason)
-    if not notes:
-        return ""
-    return (
-        f" The corrector works on {deterministic - without.total()} of the {deterministic} variants whose scheduler "
-        "adds no noise. Where it does not: " + "; ".join(f"{why} ({n})" for why, n in without.most_common()) + "."
-    )
-
-
-def _branches(layout: Batched | Sequential | Delegates | Refused | None) -> str:
+def _branches(layout: object) -> str:
     if isinstance(layout, Batched):
         return f"one call: {', '.join(layout.branches)}"
     if isinstance(layout, Sequential):
-        return "one call each: cond, uncond"
+        return "a call for each: cond, uncond"
     if isinstance(layout, Delegates):
         return f"those of {' and '.join(layout.parts)}"
     return "one call: uncond, cond, perturbed"
 
 
-def _verdict(found: list[dict[str, str]]) -> str:
-    if not found:
-        return "not run: no tiny version available"
-    worst = max(found, key=lambda row: ORDER.index(row["status"]) if row["status"] in ("wrong", "crash") else 0)
-    status = worst["status"] if worst["status"] in ("wrong", "crash") else found[0]["status"]
-    if any(row["status"] == "ok" for row in found) and status not in ("wrong", "crash"):
-        return "ok" if len(found) == 1 else f"ok ({sum(row['status'] == 'ok' for row in found)} variants)"
-    unfinished = any("in time" in row["why"] for row in found)
-    return {
-        "no-cfg": "no guidance to skip in its tiny version",
-        "skipped": f"not run: {'the check did not finish in time' if unfinished else 'its tiny version does not run'}",
-    }.get(status, f"{status}: {worst['why']}")
+def _verdict(found: Rows) -> str:
+    """The worst of the variants that were run; otherwise why none was."""
+    run = [row for row in found if row["status"] in RUN]
+    if not run:
+        if any(row["status"] == "no-cfg" for row in found):
+            return "no guidance in its tiny version"
+        why = [row["why"] for row in found if row.get("why")]
+        return f"not run: {_cell(why[0])}" if why else "not run: no tiny version"
+    worst = max(run, key=lambda row: RUN.index(row["status"]))
+    if worst["status"] != "ok":
+        return f"{worst['status']}: {_cell(worst['why'])}"
+    plain = [row["note"] for row in run if "everything was evaluated" in row.get("note", "")]
+    variants = f" ({len(run)} variants)" if len(run) > 1 else ""
+    return f"ok{variants}" + (f"; {_cell(plain[0])}" if plain else "")
+
+
+def _cell(text: str) -> str:
+    """One line of text, short enough for a table."""
+    line = " ".join(text.replace("|", "/").split())
+    return line if len(line) <= 120 else line[:117] + "..."
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(argument) for argument in sys.argv[1:]])

@@ -31,7 +31,7 @@ SECTIONS = {
     """,
     "Plans and planners": """
         thg.Plan thg.within thg.plan_for thg.tapered thg.uniform thg.preset thg.plans.PRESETS thg.plans.Preset
-        thg.m_max thg.look_before_you_leap thg.plans.rho_for thg.Run
+        thg.plans.m_max thg.plans.look_before_you_leap thg.plans.rho_for thg.plans.RunInfo
     """,
     "Calibration": """
         thg.tune thg.plans.Tuned thg.calibrate thg.Profile thg.ode.error_constants
@@ -54,8 +54,8 @@ SECTIONS = {
         thg.bench.metrics.SetMetric thg.bench.metrics.load_metrics
     """,
     "Errors": """
-        thg.THGError thg.PlanError thg.ScheduleError thg.NonFiniteError thg.UnsupportedPipelineError
-        thg.ConcurrentRunError thg.ProfileError thg.MissingExtraError
+        thg.THGError thg.PlanError thg.errors.ScheduleError thg.errors.NonFiniteError thg.UnsupportedPipelineError
+        thg.errors.ConcurrentRunError thg.errors.ProfileError thg.errors.MissingExtraError
     """,
 }
 

@@ -14,12 +14,12 @@ from typing import Any
 import diffusers
 import torch
 
-from thg.adapter.describe import known_run
 from thg.files import write_atomically
+from thg.pipelines.describe import known_run
 from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, within
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 VECTORS = Path(__file__).with_name("test_vectors.json")
 STEPS = (20, 30, 50)
@@ -76,7 +76,7 @@ def _levels(scheduler: Any) -> list[float]:
     return [float((1 / a - 1).sqrt()) for a in (table[t] if t >= 0 else final for t in [*times, *ends])]
 
 
-def _weights(plan: Plan, run: Run) -> torch.Tensor:
+def _weights(plan: Plan, run: RunInfo) -> torch.Tensor:
     """Row: a step. Column: the weight of that step's evaluation in what the sampler gets."""
     leaps, units = Leaps(plan, run), torch.eye(run.steps, dtype=torch.float64)
     rows = [

@@ -11,7 +11,7 @@ from diffusers import StableDiffusion3AutoBlocks
 
 import thg
 
-guider = thg.TortoiseHareGuidance(guidance_scale=4.0, nfe=0.65)
+guider = thg.TortoiseHareGuidance(guidance_scale=4.0, plan=thg.uniform(nfe=0.65))
 size = {}
 if "--shipped" in sys.argv:
     pipe = StableDiffusion3AutoBlocks().init_pipeline()

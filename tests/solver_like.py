@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from thg.adapter.scheduler_table import kind_of
 from thg.errors import ScheduleError
+from thg.ode.scheduler_table import kind_of
 from thg.ode.solvers import DPMSolver2, Solver, ddim, euler, lms, plms
 
 

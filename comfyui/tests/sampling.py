@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import re
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from typing import Any
 
 import comfy.samplers
 import nodes
+import pytest
 import torch
+from comfy_api.latest import io
 from comfy_extras import nodes_custom_sampler
 from pack.nodes import TortoiseHareGuidance, TortoiseHareReport
 
@@ -23,6 +27,21 @@ class Result:
     latents: torch.Tensor
     pictures: torch.Tensor
     calls: list[int]  # branches of each evaluation of the network
+
+
+def call(name: str, *inputs: Any, **named: Any) -> Any:
+    """The first output of one of ComfyUI's extra nodes, "module.Class", in any version of its interface.
+
+    named: inputs that not every version has. The test is skipped if this version has no such node.
+    """
+    module, kind = name.split(".")
+    try:
+        node = getattr(importlib.import_module(f"comfy_extras.nodes_{module}"), kind)
+    except (ImportError, AttributeError):
+        pytest.skip(f"this version of ComfyUI has no {kind}")
+    function = node.execute if issubclass(node, io.ComfyNode) else getattr(node(), node.FUNCTION)
+    known = inspect.signature(function).parameters
+    return function(*inputs, **{key: value for key, value in named.items() if key in known})[0]
 
 
 def with_thg(model: Any, **inputs: Any) -> Any:
@@ -64,6 +83,12 @@ def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, s
     return Result(out["samples"], shipped.decode(out["samples"]), calls)
 
 
+def guider(shipped: Any, model: Any) -> Any:
+    """The usual guider."""
+    given = (shipped.encode(PROMPTS[0]), shipped.encode(""), CFG[shipped.name])
+    return call("custom_sampler.CFGGuider", model, *given)
+
+
 def custom(shipped: Any, guider: Any, steps: int = STEPS, sampler: Any = "euler") -> torch.Tensor:
     """One run of the node SamplerCustomAdvanced."""
     schedule = shipped.model.get_model_object("model_sampling")
@@ -71,7 +96,7 @@ def custom(shipped: Any, guider: Any, steps: int = STEPS, sampler: Any = "euler"
     noise = nodes_custom_sampler.Noise_RandomNoise(0)
     chosen = comfy.samplers.sampler_object(sampler) if isinstance(sampler, str) else sampler
     latent = {"samples": torch.zeros(1, 4, 8, 8)}
-    return nodes_custom_sampler.SamplerCustomAdvanced.execute(noise, guider, chosen, sigmas, latent)[0]["samples"]
+    return call("custom_sampler.SamplerCustomAdvanced", noise, guider, chosen, sigmas, latent)["samples"]
 
 
 @dataclass

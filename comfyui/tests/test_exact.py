@@ -5,8 +5,7 @@ import itertools
 import comfy.samplers
 import pytest
 import torch
-from comfy_extras import nodes_custom_sampler, nodes_easycache, nodes_tomesd
-from sampling import PROMPTS, custom, ksampler, report, with_thg
+from sampling import call, custom, guider, ksampler, report, with_thg
 
 SOME = ("euler", "heun", "dpmpp_2m_sde", "uni_pc", "euler_cfg_pp", "lcm")
 
@@ -29,31 +28,42 @@ def test_outside_of_its_part_of_the_run_everything_is_evaluated(eps, percents):
     assert torch.equal(result.latents, plain.latents)
 
 
-SKIPPING = {
-    "EasyCache": lambda m: nodes_easycache.EasyCacheNode.execute(m, 0.2, 0.15, 0.95, False)[0],
-    "LazyCache": lambda m: nodes_easycache.LazyCacheNode.execute(m, 0.2, 0.15, 0.95, False)[0],
-}
-
-
-@pytest.mark.parametrize("other", SKIPPING)
+@pytest.mark.parametrize("other", ["EasyCache", "LazyCache"])
 def test_nodes_that_skip_by_themselves_are_left_alone(eps, other):
-    patch = SKIPPING[other]
+    def patch(model):
+        return call(f"easycache.{other}Node", model, 0.2, 0.15, 0.95, False)
+
     plain = ksampler(eps, patch(eps.model), steps=12)
     for model in (with_thg(patch(eps.model)), patch(with_thg(eps.model))):
         result = ksampler(eps, model, steps=12)
         assert torch.equal(result.latents, plain.latents)
-        assert "Cache is on" in report(result.latents)
+        assert f"{other} is on" in report(result.latents)
 
 
-def test_random_numbers_inside_the_network(eps):
-    """Token merging draws them at each evaluation: a skipped one would change all later ones."""
-    model = nodes_tomesd.TomePatchModel.execute(eps.model, 0.5)[0]
-    torch.manual_seed(0)
-    plain = ksampler(eps, model, steps=16, batch=2)
-    torch.manual_seed(0)
-    result = ksampler(eps, with_thg(model), steps=16, batch=2)
-    assert torch.equal(result.latents, plain.latents)
-    assert "another node draws random numbers" in report(result.latents)
+def merged(model):
+    return call("tomesd.TomePatchModel", model, 0.5)
+
+
+def shuffled(model):
+    """Tokens in a random order, as in Token Perturbation Guidance."""
+    model = model.clone()
+    model.set_model_attn1_patch(lambda q, k, v, options: (q[:, torch.randperm(q.shape[1])], k, v))
+    return model
+
+
+@pytest.mark.parametrize("patch", [merged, shuffled])
+def test_random_numbers_inside_the_network(eps, patch):
+    """They are drawn at each evaluation: a skipped one would change all later ones."""
+
+    def run(model):
+        torch.manual_seed(0)
+        return ksampler(eps, model, steps=16, batch=2).latents
+
+    plain = run(patch(eps.model))
+    for model in (with_thg(patch(eps.model)), patch(with_thg(eps.model))):
+        ours = run(model)
+        assert torch.equal(ours, plain)
+        assert "another node draws random numbers" in report(ours)
 
 
 def twice_where_large(model, x, sigmas, extra_args, callback, disable):
@@ -67,11 +77,8 @@ def twice_where_large(model, x, sigmas, extra_args, callback, disable):
 
 def test_a_sampler_that_does_not_repeat_its_dry_run(eps):
     sampler = comfy.samplers.KSAMPLER(twice_where_large)
-    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    plain, ours = (
-        custom(eps, nodes_custom_sampler.CFGGuider.execute(model, prompt, empty, 5.0)[0], 12, sampler)
-        for model in (eps.model, with_thg(eps.model, evaluations=0.5))
-    )
+    models = (eps.model, with_thg(eps.model, evaluations=0.5))
+    plain, ours = (custom(eps, guider(eps, model), 12, sampler) for model in models)
     assert torch.equal(ours, plain)
     assert "nothing is skipped from call 2 on" in report(ours)
 
@@ -85,9 +92,8 @@ def euler_with_a_restart(model, x, sigmas, extra_args, callback, disable):
 
 def test_a_sampler_that_restarts(eps):
     sampler = comfy.samplers.KSAMPLER(euler_with_a_restart)
-    prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    guider = nodes_custom_sampler.CFGGuider.execute(with_thg(eps.model, evaluations=0.6), prompt, empty, 5.0)[0]
-    assert "nothing is skipped: the noise level falls and rises again" in report(custom(eps, guider, 12, sampler))
+    latents = custom(eps, guider(eps, with_thg(eps.model, evaluations=0.6)), 12, sampler)
+    assert "nothing is skipped: the noise level falls and rises again" in report(latents)
 
 
 def test_few_steps_are_all_evaluated(eps):

@@ -2,12 +2,16 @@
 
 import pytest
 from pack.core.errors import PlanError
-from pack.core.plans.run import Run
+from pack.core.plans.run import RunInfo
 from pack.settings import PRESETS, Settings, step_list
+
+import thg
 
 
 def run(steps=20, **more):
-    return Run(steps, tuple(map(float, range(steps))), 5.0, times=tuple(1 - i / steps for i in range(steps)), **more)
+    return RunInfo(
+        steps, tuple(map(float, range(steps))), 5.0, times=tuple(1 - i / steps for i in range(steps)), **more
+    )
 
 
 def plan(settings, of=None):
@@ -46,6 +50,12 @@ def test_no_error_is_every_evaluation():
 def test_the_presets_go_from_close_to_fast():
     counts = [plan(Settings(error=PRESETS[name]), run(40)).evaluations for name in ("quality", "balanced", "fast")]
     assert counts == sorted(set(counts), reverse=True)
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50])
+def test_the_default_is_that_of_python(steps):
+    ours, theirs = plan(Settings(), run(steps)), thg.within().plan(run(steps))
+    assert (ours.coarse, ours.slope, ours.corrector) == (theirs.coarse, theirs.slope, theirs.corrector)
 
 
 def test_a_share_comes_before_an_error_and_steps_before_a_share():

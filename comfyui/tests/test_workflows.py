@@ -9,8 +9,7 @@ import nodes
 import pytest
 import torch
 from comfy.cldm.cldm import ControlNet
-from comfy_extras import nodes_context_windows, nodes_custom_sampler
-from sampling import CFG, PROMPTS, compared, custom, estimate, ksampler, psnr, report, strip, with_thg
+from sampling import CFG, PROMPTS, call, compared, custom, estimate, guider, ksampler, psnr, report, strip, with_thg
 from shipped import CPU, UNET, Operations
 
 STEPS = 30
@@ -48,10 +47,10 @@ def test_custom_samplers(eps):
 
     def simple(model):
         arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
-        return nodes_custom_sampler.SamplerCustom.execute(*arguments)[0]["samples"]
+        return call("custom_sampler.SamplerCustom", *arguments)["samples"]
 
     def advanced(model):
-        return custom(eps, nodes_custom_sampler.CFGGuider.execute(model, prompt, empty, 5.0)[0], STEPS, sampler)
+        return custom(eps, guider(eps, model), STEPS, sampler)
 
     for run in (simple, advanced):
         plain, ours = run(eps.model), run(with_thg(eps.model))
@@ -143,8 +142,8 @@ def test_a_lora(eps):
 
 @pytest.mark.parametrize("schedule", ["standard_static", "looped_uniform"])
 def test_context_windows(eps, schedule):
-    node = nodes_context_windows.ContextWindowsManualNode
-    model = node.execute(eps.model, 3, 1, schedule, 1, False, "pyramid", 0, False, causal_window_fix=False)[0]
+    windows = (eps.model, 3, 1, schedule, 1, False, "pyramid", 0)
+    model = call("context_windows.ContextWindowsManualNode", *windows, freenoise=False, causal_window_fix=False)
     result = compared(eps, model, steps=STEPS, batch=5)
     assert result.psnr > ALIKE
 

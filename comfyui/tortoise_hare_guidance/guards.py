@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 SKIPPING = {  # in the names of their functions, packs and options, in lower case
+    "lazycache": "LazyCache",  # its file is called after EasyCache
     "easycache": "EasyCache",
-    "lazycache": "LazyCache",
     "teacache": "TeaCache",
     "rel_l1_thresh": "TeaCache",
     "magcache": "MagCache",

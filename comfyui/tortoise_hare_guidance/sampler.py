@@ -20,11 +20,12 @@ from torch import Tensor
 from .core.errors import ScheduleError
 from .core.plans.calls import Answer, Calls, trace
 from .core.plans.response import Response
-from .core.plans.run import Run
+from .core.plans.run import RunInfo
 from .outputs import Formula
 
 TINY = 1e-12
-BACK = 1.5  # steps; a sampler without restarts goes back by at most one (heunpp2)
+BACK = 0.1  # steps, by which the position of a call may go back for rounding
+ORDER, HIGHEST_ORDER = "order", 4  # an option of multistep samplers; from 5 on, LMS swings and magnifies every error
 CPU = torch.device("cpu")
 GUIDED, UNCONDITIONAL = (1.0, 0.0), (0.0, 1.0)  # shares of the answer in the two outputs
 
@@ -41,13 +42,16 @@ class DryRun:
         self._guider, self._seed = guider, seed
         self._own_formula = False  # does the sampler use the unconditional output, too (CFG++)?
 
-    def run(self) -> tuple[Calls, list[Run]]:
+    def run(self) -> tuple[Calls, list[RunInfo]]:
         """The calls of the denoiser, and the run with the response to each of its outputs (see `outputs.py`).
 
         Raises a ScheduleError with the reason if they cannot be found.
         """
         if self._function is None:
             raise ScheduleError(f"{self._name} is not a sampler that can be run on numbers")
+        order = self._options.get(ORDER)
+        if isinstance(order, int) and order > HIGHEST_ORDER:
+            raise ScheduleError(f"order {order} magnifies what predictions miss; use {HIGHEST_ORDER}")
         try:
             return self._found()
         except ScheduleError:
@@ -55,14 +59,14 @@ class DryRun:
         except Exception as error:  # a third-party sampler or schedule may raise anything
             raise ScheduleError(f"{self._name} cannot be run on numbers ({type(error).__name__}: {error})") from error
 
-    def _found(self) -> tuple[Calls, list[Run]]:
+    def _found(self) -> tuple[Calls, list[RunInfo]]:
         calls, run = self._response_to(GUIDED)
         levels = self._sigmas.diff().sign()
         if len({1.0, -1.0} & set(levels.tolist())) == 2 or np.diff(run.positions).min(initial=0.0) < -BACK:
             raise ScheduleError("the noise level falls and rises again, and the network's output changes with it")
         return calls, [run, *([self._response_to(UNCONDITIONAL)[1]] if self._own_formula else [])]
 
-    def _response_to(self, output: tuple[float, float]) -> tuple[Calls, Run]:
+    def _response_to(self, output: tuple[float, float]) -> tuple[Calls, RunInfo]:
         calls = trace(functools.partial(self._run, output), self._unit)
         if calls.response is not None:
             scales = np.array([self._scale(sigma) for sigma in calls.sigmas])

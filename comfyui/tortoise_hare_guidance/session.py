@@ -18,9 +18,8 @@ from torch import Tensor
 from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.calls import Calls
-from .core.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from .core.plans.fidelity import PRIOR
-from .core.plans.leaps import Leaps
+from .core.plans.fidelity import network_estimate
+from .core.plans.leaps import Leaps, is_hopeless
 from .core.plans.plan import EVALUATED, SKIPPED
 from .guards import obstacle
 from .outputs import Formula, Space
@@ -31,7 +30,6 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
-HOPELESS = 2.0  # relative miss of a prediction, from which on a picture is doubtful
 MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 OWN_FORMULA = 1.3  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
@@ -78,7 +76,7 @@ class Session:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, *args, **kwargs)
         self._seconds = time.perf_counter() - started
-        if any(miss is not None and bool(miss > HOPELESS) for miss in (leaps.largest_miss() for leaps in self._leaps)):
+        if any(is_hopeless(leaps.largest_miss()) for leaps in self._leaps):
             self.note = MISSED
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
@@ -126,8 +124,7 @@ class Session:
             raise ScheduleError(COMBINED)
         run = runs[0]
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
-        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
-        self._leaps = [Leaps(plan, run, Estimate(share)) for run in runs]
+        self._leaps = [Leaps(plan, run, network_estimate(plan, run)) for run in runs]
         if self.settings.corrector and run.response is None:
             self.note = f"not corrected: {run.no_response}"
         if self.settings.verbose:

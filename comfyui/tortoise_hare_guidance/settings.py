@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from .core.errors import PlanError
 from .core.plans.fidelity import DEFAULT_ERROR, PRIOR, network_plan, within
 from .core.plans.plan import Plan
-from .core.plans.run import Run
+from .core.plans.run import RunInfo
 
 PRESETS = {"quality": 0.003, "balanced": DEFAULT_ERROR, "fast": 0.03, "off": 0.0}  # error
 DEFAULT_PRESET = "balanced"
@@ -35,7 +35,7 @@ class Settings:
     corrector: bool = True
     verbose: bool = False
 
-    def plan(self, run: Run, percent_to_sigma: Callable[[float], float], effort: float = 1.0) -> Plan:
+    def plan(self, run: RunInfo, percent_to_sigma: Callable[[float], float], effort: float = 1.0) -> Plan:
         """The plan of a run whose `times` are noise levels; raises a PlanError with the reason if nothing is skipped.
 
         effort: factor on the evaluations that an error needs.
@@ -54,7 +54,7 @@ class Settings:
             raise PlanError(self._all(run))
         return replace(plan, steps=run.steps, coarse=coarse, cutoff=None)
 
-    def _inside(self, run: Run, effort: float) -> Plan:
+    def _inside(self, run: RunInfo, effort: float) -> Plan:
         if self.steps:  # a step may call the denoiser more than once
             listed = [call for call, position in enumerate(run.positions) if int(position) in self.steps]
             if not listed:
@@ -66,7 +66,7 @@ class Settings:
             plan = within(self.error, effort=effort).plan(run) if self.error else network_plan(run, run.steps)
         return plan if self.corrector else replace(plan, corrector=0.0)
 
-    def _all(self, run: Run) -> str:
+    def _all(self, run: RunInfo) -> str:
         """Why everything is evaluated."""
         if self.steps or self.evaluations or not self.error:
             return "the settings ask for every evaluation"

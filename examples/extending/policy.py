@@ -14,7 +14,7 @@ import thg
 from thg.bench.metrics import Batch
 from thg.bench.metrics.fidelity import PSNR
 from thg.plans.guide import Guide
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Fading:
     every: int = 3
     share: float = 0.95  # of the term that is left after a step
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         return FadingGuide(self)
 
 

@@ -60,7 +60,7 @@ def end_of_run(solver: Solver, steps: int, nfe: float) -> torch.Tensor:
     mixture = GaussianMixture.random()
     schedule = thg.Schedule.vp(steps, beta_max=4.0, final_time=0.05)
     noise = torch.randn(64, mixture.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    plan = thg.uniform(nfe=nfe).plan(thg.Run.of(steps))
+    plan = thg.uniform(nfe=nfe).plan(thg.plans.RunInfo.of(steps))
     done = thg.sample(mixture.denoiser(schedule, label=0), noise, plan, schedule, solver, guidance_scale=3.0)
     print(f"order {solver.order}, {steps} steps, {done.nfe} evaluations")
     return done.x

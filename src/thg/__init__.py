@@ -10,27 +10,18 @@ The names below are public. They are imported on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from thg.distribution import __version__
-from thg.errors import (
-    ConcurrentRunError,
-    MissingExtraError,
-    NonFiniteError,
-    PlanError,
-    ProfileError,
-    ScheduleError,
-    THGError,
-    UnsupportedPipelineError,
-)
+from thg.errors import PlanError, THGError, UnsupportedPipelineError
 from thg.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from thg.adapter.budget import plan_for
-    from thg.adapter.guider import TortoiseHareGuidance
-    from thg.adapter.schedulers import read_schedule
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
+    from thg.ode.diffusers_schedule import read_schedule
     from thg.ode.guided_denoiser import GuidedDenoiser
     from thg.ode.integrate import sample
     from thg.ode.schedule import Schedule
@@ -46,27 +37,22 @@ if TYPE_CHECKING:
         summary,
         supported,
     )
+    from thg.pipelines.budget import plan_for
+    from thg.pipelines.guider import TortoiseHareGuidance
     from thg.plans.fidelity import within
     from thg.plans.plan import Plan
-    from thg.plans.planners import look_before_you_leap, m_max, tapered, uniform
+    from thg.plans.planners import tapered, uniform
     from thg.plans.presets import PRESETS, preset
-    from thg.plans.run import Run
     from thg.profiles.profile import Profile
 
 __all__ = [
     "PRESETS",
     "Batched",
-    "ConcurrentRunError",
     "GuidedDenoiser",
-    "MissingExtraError",
-    "NonFiniteError",
     "Plan",
     "PlanError",
     "Profile",
-    "ProfileError",
-    "Run",
     "Schedule",
-    "ScheduleError",
     "Sequential",
     "Summary",
     "THGError",
@@ -78,8 +64,6 @@ __all__ = [
     "enable",
     "enabled",
     "is_enabled",
-    "look_before_you_leap",
-    "m_max",
     "plan_for",
     "preset",
     "preview",
@@ -95,12 +79,12 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(
+_public = lazy_names(
     __name__,
     {
-        "thg.adapter.budget": ("plan_for",),
-        "thg.adapter.guider": ("TortoiseHareGuidance",),
-        "thg.adapter.schedulers": ("read_schedule",),
+        "thg.pipelines.budget": ("plan_for",),
+        "thg.pipelines.guider": ("TortoiseHareGuidance",),
+        "thg.ode.diffusers_schedule": ("read_schedule",),
         "thg.calibration": ("calibrate", "tune"),
         "thg.models": ("shipped_pipeline",),
         "thg.ode.guided_denoiser": ("GuidedDenoiser",),
@@ -120,13 +104,28 @@ __getattr__ = lazy_names(
         ),
         "thg.plans.fidelity": ("within",),
         "thg.plans.plan": ("Plan",),
-        "thg.plans.planners": ("look_before_you_leap", "m_max", "tapered", "uniform"),
+        "thg.plans.planners": ("tapered", "uniform"),
         "thg.plans.presets": ("PRESETS", "preset"),
-        "thg.plans.run": ("Run",),
         "thg.profiles.profile": ("Profile",),
         "": ("ode", "plans", "profiles"),
     },
 )
+
+# Names that were public until 0.2; they go with 0.3.
+_MOVED = {
+    **dict.fromkeys(
+        ("ConcurrentRunError", "MissingExtraError", "NonFiniteError", "ProfileError", "ScheduleError"), "thg.errors"
+    ),
+    **dict.fromkeys(("Run", "look_before_you_leap", "m_max"), "thg.plans"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        return _public(name)
+    home, now = _MOVED[name], "RunInfo" if name == "Run" else name
+    warnings.warn(f"thg.{name} goes with 0.3; write {home}.{now}", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module(home), now)
 
 
 def __dir__() -> list[str]:

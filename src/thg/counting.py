@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.layouts import DENOISERS, Batched, Delegates, Sequential, layout_of
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.layouts import DENOISERS, Batched, Delegates, Sequential, layout_of
 
 
 class Rows:

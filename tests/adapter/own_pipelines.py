@@ -110,13 +110,6 @@ class TwoCalls(OwnPipeline):
         return u + w * (c - u)
 
 
-class TwoCallsUncondFirst(OwnPipeline):
-    def direction(self, state, time, wanted, neutral, w, number):
-        u = self.run(state, time, neutral)
-        c = self.run(state, time, wanted)
-        return u + w * (c - u)
-
-
 class Experts:
     """Another network from the middle of the run on."""
 
@@ -127,17 +120,6 @@ class Experts:
 
 class ExpertsCondFirst(Experts, TwoCalls):
     pass
-
-
-class ExpertsUncondFirst(Experts, TwoCallsUncondFirst):
-    pass
-
-
-class NewEmbeddings(TwoCallsUncondFirst):
-    """Passes a copy of its embedding at each step."""
-
-    def run(self, state, time, embedding):
-        return super().run(state, time, embedding.clone())
 
 
 class RisingScale(UncondFirst):
@@ -290,11 +272,6 @@ class TimeFirst(UncondFirst):
         return self.unet(time.expand(len(state)), state, embedding).sample
 
 
-class TimeFirstTwoCalls(TwoCallsUncondFirst):
-    def run(self, state, time, embedding):
-        return self.unet(time, state, embedding).sample
-
-
 class PackingUNet(torch.nn.Module):
     """A U-Net whose output comes as tokens of 2x2 patches."""
 
@@ -357,7 +334,6 @@ NETWORKS = {
     NeedsBoth: BothUNet,
     Keywords: KeywordUNet,
     TimeFirst: TimeFirstUNet,
-    TimeFirstTwoCalls: TimeFirstUNet,
 }
 
 

@@ -299,7 +299,7 @@ def test_half_precision(dtype):
 
 
 def test_the_term_is_computed_in_float32():
-    from thg.adapter.outputs import difference, unconditional
+    from thg.pipelines.outputs import difference, unconditional
 
     conditional, other = (
         (torch.tensor([1.0], dtype=torch.bfloat16),),

@@ -19,7 +19,7 @@ from torch import Tensor
 import thg
 from tests.adapter.families import FAMILIES, STEPS, Broken, Case, Rows
 from tests.adapter.families.stable_diffusion import CONTROL_SCALES
-from thg.adapter.layouts import Batched
+from thg.pipelines.layouts import Batched
 
 LEAP = thg.uniform(every=2)
 # inputs of a network that differ from run to run even where the same branch is evaluated

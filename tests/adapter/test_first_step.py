@@ -60,6 +60,17 @@ def test_a_scale_that_nobody_states_is_measured() -> None:
     assert planner.scales[-1] == pytest.approx(case.pipe.guider.guidance_scale, abs=0.1)
 
 
+def test_the_estimate_of_a_list_of_pictures_is_that_of_each() -> None:
+    """Z-Image's network takes and returns a list: its entries are samples, and not tensors of one sample."""
+    case = FAMILIES["Z-Image"]()
+    found = []
+    with thg.enabled(case.pipe, LEAP):
+        for prompts in ((0, 1), (0,), (1,)):
+            case.run(prompts=prompts, seeds=prompts)
+            found.append(thg.summary(case.pipe).estimated_error)
+    assert found[0] == pytest.approx(found[1] + found[2], rel=1e-3)
+
+
 # -- the first run is as the later ones
 
 

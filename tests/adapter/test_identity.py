@@ -9,7 +9,7 @@ import torch
 import thg
 from tests.adapter.families.case import WIDTH, unet
 from tests.adapter.families.stable_diffusion import sd15
-from thg.adapter.identity import fingerprint
+from thg.pipelines.identity import fingerprint
 from thg.profiles.planner import same_network
 
 

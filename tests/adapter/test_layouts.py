@@ -11,7 +11,7 @@ import diffusers
 import pytest
 
 import thg
-from thg.adapter.layouts import Batched, Refused, Sequential, known_layouts, layout_of
+from thg.pipelines.layouts import Batched, Refused, Sequential, known_layouts, layout_of
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_layouts.py"
 

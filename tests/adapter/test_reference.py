@@ -14,7 +14,7 @@ from torch import Tensor
 import thg
 from tests.adapter.families import FAMILIES, GUIDANCE, Case
 from tests.solver_like import solver_like
-from thg.adapter.schedulers import read_schedule
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import Form, sample
 
 STEPS = 10

@@ -150,7 +150,7 @@ def test_a_second_thread_is_refused_and_the_first_run_is_unharmed():
         return tensors
 
     assert torch.equal(case.run(callback_on_step_end=try_meanwhile), before)
-    assert isinstance(second[0], thg.ConcurrentRunError)
+    assert isinstance(second[0], thg.errors.ConcurrentRunError)
     assert "deepcopy(pipe.scheduler)" in str(second[0])
     assert thg.summary(case.pipe).finished
     assert torch.equal(case.run(), before)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import diffusers
 import pytest
 import torch
+from thg.pipelines.response import scheduler_response
 
 from tests.adapter.families.case import ddim
 from tests.solver_like import solver_like
-from thg.adapter.describe import describe, host_copy
-from thg.adapter.response import scheduler_response
-from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
 from thg.errors import ScheduleError
+from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
+from thg.pipelines.describe import describe, host_copy
 
 FLOW_OPTIONS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
 NEEDS = {"DPMSolverSDEScheduler": "torchsde"}

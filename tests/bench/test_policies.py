@@ -35,7 +35,7 @@ from thg.bench.tables import ConfigError
 from thg.counting import counted_work
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.planners import Planned
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
 
@@ -72,7 +72,7 @@ def sample_under(pipe, policy, **more):
 @given(st.integers(1, 80), st.data())
 def test_every_budget_within_reach_is_met_exactly(steps, data):
     count = data.draw(st.integers(math.ceil(steps / 5), steps))
-    run = Run.of(steps)
+    run = RunInfo.of(steps)
     assert CFGCache(steps + count).plan(run).nfe == steps + count
     assert CFGCacheFFT(steps + count).plan(run).nfe == steps + count
     assert SelectiveGuidance(steps + count).plan(run).nfe == steps + count
@@ -82,12 +82,12 @@ def test_every_budget_within_reach_is_met_exactly(steps, data):
 
 def test_budgets_out_of_reach_are_errors_that_say_what_to_write():
     with pytest.raises(PlanError, match="nfe=60 or a longer interval"):
-        CFGCache(nfe=55).plan(Run.of(50))
+        CFGCache(nfe=55).plan(RunInfo.of(50))
     with pytest.raises(PlanError, match=r"write start=0.60 or less"):
-        GuidanceInterval(nfe=70, start=0.9).guide(Run.of(50))
+        GuidanceInterval(nfe=70, start=0.9).guide(RunInfo.of(50))
     for policy in (CFGCache(50), SelectiveGuidance(101), GuidanceInterval(50)):
         with pytest.raises(PlanError, match="need 51 to 100"):
-            policy.guide(Run.of(50))
+            policy.guide(RunInfo.of(50))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_plain_cfg_is_the_pipeline_as_it_is(pipe):
 
 
 def test_cfg_cache_is_the_held_difference_and_evaluates_in_a_warm_up_and_then_every_fifth_step():
-    assert CFGCache(70).plan(Run.of(50)).coarse == (*range(13), *range(15, 50, 5))
+    assert CFGCache(70).plan(RunInfo.of(50)).coarse == (*range(13), *range(15, 50, 5))
 
 
 class Denoiser(torch.nn.Module):
@@ -139,7 +139,7 @@ def test_frequency_enhancement_equals_that_of_diffusers(layout, shape):
     steps, states = 12, [torch.randn(shape) for _ in range(12)]
     shifts = torch.tensor([0.0, 0.0, 1.0, 2.0])  # unconditional rows first
     policy = CFGCacheFFT(nfe=steps + 3, interval=5)
-    coarse = policy.plan(Run.of(steps)).coarse
+    coarse = policy.plan(RunInfo.of(steps)).coarse
     now = {"step": 0}
     config = FasterCacheConfig(
         tensor_format=layout,
@@ -153,7 +153,7 @@ def test_frequency_enhancement_equals_that_of_diffusers(layout, shape):
     )
     theirs, plain = Denoiser(), Denoiser()
     apply_faster_cache(theirs, config)
-    guide = policy.guide(Run.of(steps))
+    guide = policy.guide(RunInfo.of(steps))
     assert coarse == (0, 5, 10)  # as diffusers chooses them
     for step, state in enumerate(states):
         now["step"] = step

@@ -11,7 +11,7 @@ from tests.calibrate.pipelines import stable_diffusion
 from thg.bench.methods import as_policy
 from thg.bench.methods.predictors import HiCache, PredictedLeaps, Spectrum, TaylorSeer, differences
 from thg.plans.plan import Plan
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 NODES = np.array([0.0, 1.0, 2.0, 4.0, 7.0])
 
@@ -39,7 +39,7 @@ def test_lines_and_curves_are_continued():
 
 
 def test_a_run_uses_the_weights_and_forgets():
-    plan, run = Plan(8, (0, 1, 3), skips="network"), Run.of(8)
+    plan, run = Plan(8, (0, 1, 3), skips="network"), RunInfo.of(8)
     leaps = PredictedLeaps(plan, run, TaylorSeer(10, order=1))
     for step in (0, 1):
         leaps.observe(step, (torch.full((2, 3), float(step)),))

@@ -21,7 +21,7 @@ import thg
 from tests import forked
 from tests.calibrate.conftest import SCALE, STEPS
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
-from thg.adapter.schedulers import read_schedule
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
@@ -164,7 +164,7 @@ def test_the_plan_of_a_profile_runs(profile):
         pipe(PROMPTS[0], num_inference_steps=STEPS, guidance_scale=SCALE, output_type="latent")
         assert thg.summary(pipe).nfe == 14
     with (
-        pytest.raises(thg.ProfileError, match="measured on the network"),
+        pytest.raises(thg.errors.ProfileError, match="measured on the network"),
         thg.enabled(other := stable_diffusion_3(), profile.planner(nfe=0.7)),
     ):
         other(PROMPTS[0], num_inference_steps=STEPS, guidance_scale=SCALE, output_type="latent")
@@ -222,15 +222,15 @@ def test_a_folder_of_another_calibration_is_refused(tmp_path):
     pipe = stable_diffusion()
     arguments = {"steps": 3, "guidance_scale": 4.0, "sensitivity": 0, "progress": False}
     thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
-    with pytest.raises(thg.ProfileError, match=r"with other settings \(seed\)"):
+    with pytest.raises(thg.errors.ProfileError, match=r"with other settings \(seed\)"):
         thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", seed=1, **arguments)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep me")
-    with pytest.raises(thg.ProfileError, match="not empty"):
+    with pytest.raises(thg.errors.ProfileError, match="not empty"):
         thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "mine", **arguments)
     shard = next((tmp_path / "parts").glob("samples-*"))
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(thg.ProfileError, match="remove it"):
+    with pytest.raises(thg.errors.ProfileError, match="remove it"):
         thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
     assert json.loads((tmp_path / "parts" / "calibration.json").read_text())["settings"]["seed"] == 0
 
@@ -247,12 +247,12 @@ def test_a_folder_of_another_calibration_is_refused(tmp_path):
     ],
 )
 def test_bad_arguments(prompts, arguments, message):
-    with pytest.raises(thg.ProfileError, match=message):
+    with pytest.raises(thg.errors.ProfileError, match=message):
         thg.calibrate(stable_diffusion(), prompts, **arguments)
 
 
 def test_a_scheduler_that_adds_noise_is_refused():
     pipe = stable_diffusion()
     pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
-    with pytest.raises(thg.ScheduleError, match="adds fresh noise at every step"):
+    with pytest.raises(thg.errors.ScheduleError, match="adds fresh noise at every step"):
         thg.calibrate(pipe, PROMPTS[:1], **QUICK)

@@ -20,7 +20,7 @@ import thg
 from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
 from tests.calibrate.test_calibrate import denoiser_of
 from tests.solver_like import solver_like
-from thg.adapter.schedulers import read_schedule
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 
 STEPS, SCALE, PROMPT = 12, 5.0, "a boot"

@@ -54,7 +54,9 @@ def test_the_same_profile_in_every_convention(name, profile):
             assert np.allclose(getattr(found, part).mean, getattr(profile, part).mean, rtol=1e-4)
     assert np.allclose(found.gram, profile.gram, rtol=1e-4, atol=1e-4 * profile.gram.max())
     assert np.allclose(found.sensitivity.mean, profile.sensitivity.mean, rtol=0.02)
-    assert found.planner(nfe=0.7).plan(thg.Run.of(STEPS)) == profile.planner(nfe=0.7).plan(thg.Run.of(STEPS))
+    assert found.planner(nfe=0.7).plan(thg.plans.RunInfo.of(STEPS)) == profile.planner(nfe=0.7).plan(
+        thg.plans.RunInfo.of(STEPS)
+    )
 
 
 def test_batches_do_not_matter(profile):
@@ -159,14 +161,14 @@ def test_it_goes_on_where_it_was(tmp_path, profile):
     again = calibrated(network, schedule, folder=tmp_path / "cal")
     assert not calls
     assert np.array_equal(first.gram, again.gram)
-    with pytest.raises(thg.ProfileError, match=r"other settings \(guidance_scale\)"):
+    with pytest.raises(thg.errors.ProfileError, match=r"other settings \(guidance_scale\)"):
         calibrated(network, schedule, folder=tmp_path / "cal", guidance_scale=5.0)
     first.save(tmp_path / "mine.json")
     assert np.array_equal(thg.Profile.load(tmp_path / "mine.json").gram, first.gram)
 
 
 def test_the_same_plots_as_of_pipelines(profile, tmp_path):
-    plan = profile.planner(nfe=0.7).plan(thg.Run.of(STEPS))
+    plan = profile.planner(nfe=0.7).plan(thg.plans.RunInfo.of(STEPS))
     plot_profile(profile, plan, tmp_path / "profile.png")
     assert (tmp_path / "profile.png").stat().st_size > 10_000
 
@@ -186,10 +188,10 @@ def test_the_same_plots_as_of_pipelines(profile, tmp_path):
 )
 def test_what_cannot_be_calibrated(more, words):
     given = {"x": noise(), "schedule": thg.Schedule.flow(STEPS, time=(1, 0)), "guidance_scale": SCALE, **more}
-    with pytest.raises(thg.ProfileError, match=words):
+    with pytest.raises(thg.errors.ProfileError, match=words):
         thg.calibrate(flow_network("flow", (1, 0)), labels(6), unconditional=NONE, progress=False, **given)
 
 
 def test_a_wrong_sign_is_found_before_anything_is_measured():
-    with pytest.raises(thg.ScheduleError, match="the sign is reversed"):
+    with pytest.raises(thg.errors.ScheduleError, match="the sign is reversed"):
         calibrated(flow_network("flow", (1, 0), -1.0), thg.Schedule.flow(STEPS, time=(1, 0)))

@@ -10,7 +10,7 @@ from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
 from thg.plans.planners import CORRECTOR, SLOPE, Planned, guide_maker
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.moments import Moments
 from thg.profiles.noise import noise_share
 from thg.profiles.optimal import optimal_grid
@@ -18,7 +18,7 @@ from thg.profiles.planner import WORST
 from thg.profiles.profile import About
 from thg.profiles.regridded import Regridded
 
-RUN = Run.of(STEPS, SCALE)
+RUN = RunInfo.of(STEPS, SCALE)
 
 
 def made_up(steps=50, samples=6, seed=0, kind="flow", scale=5.0):
@@ -139,20 +139,20 @@ def test_profiles_merge_if_they_are_of_the_same_model():
 def test_the_paper_s_planner_is_algorithm_2_on_the_mean_norms():
     profile = made_up(20)
     ratio = m_max(profile.tortoise.mean, 4.0 * profile.hare.mean, 1.2, 1)
-    plan = profile.planner(rho=1.2, cutoff=15, boost=1.1).plan(Run.of(20, 5.0))
+    plan = profile.planner(rho=1.2, cutoff=15, boost=1.1).plan(RunInfo.of(20, 5.0))
     assert plan == Plan(20, look_before_you_leap([*ratio, 1]), 15, 1.1, hare_order=1)
 
 
 def test_another_guidance_scale_is_another_rho():
     profile = made_up(30)
-    assert profile.planner(rho=1.0).plan(Run.of(30, 5.0)) == profile.planner(rho=1.25).plan(Run.of(30, 6.0))
+    assert profile.planner(rho=1.0).plan(RunInfo.of(30, 5.0)) == profile.planner(rho=1.25).plan(RunInfo.of(30, 6.0))
 
 
 @pytest.mark.parametrize("method", ["optimal", "algorithm2"])
 @pytest.mark.parametrize("hare_order", [1, 2])
 @pytest.mark.parametrize("nfe", [0.55, 0.65, 70, 0.9])
 def test_budgets_are_kept(method, hare_order, nfe):
-    plan = made_up().planner(nfe=nfe, method=method, hare_order=hare_order).plan(Run.of(50, 5.0))
+    plan = made_up().planner(nfe=nfe, method=method, hare_order=hare_order).plan(RunInfo.of(50, 5.0))
     limit = nfe if isinstance(nfe, int) else round(100 * nfe)
     assert plan.nfe == limit if method == "optimal" else limit - 6 <= plan.nfe <= limit
     assert plan.hare_order == hare_order
@@ -161,10 +161,10 @@ def test_budgets_are_kept(method, hare_order, nfe):
 @pytest.mark.parametrize("steps", [24, 100, 120])
 def test_other_step_counts_keep_the_density_of_the_grid(steps):
     profile = made_up()
-    run = Run(steps, tuple(map(float, range(steps))), 5.0, tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
+    run = RunInfo(steps, tuple(map(float, range(steps))), 5.0, tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
     plan = profile.planner(nfe=0.65).plan(run)
     assert plan.nfe == round(0.65 * 2 * steps)
-    own = profile.planner(nfe=0.65).plan(Run.of(50, 5.0))
+    own = profile.planner(nfe=0.65).plan(RunInfo.of(50, 5.0))
     mine, other = (np.array([*p.coarse, p.steps]) / p.steps for p in (own, plan))
     spread = np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(mine)), mine)
     assert np.abs(np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(other)), other) - spread).max() < 0.15
@@ -172,9 +172,9 @@ def test_other_step_counts_keep_the_density_of_the_grid(steps):
 
 def test_the_same_grid_is_taken_over_as_it_is():
     profile = made_up()
-    here = Regridded.of(profile, Run.of(50, 5.0))
+    here = Regridded.of(profile, RunInfo.of(50, 5.0))
     np.testing.assert_allclose(here.gram, profile.gram / profile.samples, rtol=1e-12)
-    by_noise = Regridded.of(profile, replace(Run.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
+    by_noise = Regridded.of(profile, replace(RunInfo.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
     np.testing.assert_allclose(by_noise.places, np.arange(50), atol=1e-6)
     np.testing.assert_allclose(noise_share(_log_snr(profile.noise)), profile.noise, atol=1e-12)
 
@@ -184,7 +184,7 @@ def _log_snr(noise):
         return 2 * (np.log(1 - noise) - np.log(noise))
 
 
-@pytest.mark.parametrize("run", [Run.of(200, 5.0), Run.of(50, 20.0), Run.of(10, 5.0)])
+@pytest.mark.parametrize("run", [RunInfo.of(200, 5.0), RunInfo.of(50, 20.0), RunInfo.of(10, 5.0)])
 def test_far_from_what_was_measured_there_is_a_warning(run):
     with pytest.warns(UserWarning, match="far from what the profile was measured on"):
         made_up().planner(nfe=0.65).plan(run)
@@ -192,7 +192,7 @@ def test_far_from_what_was_measured_there_is_a_warning(run):
 
 def test_another_network_is_refused():
     with pytest.raises(ProfileError, match=r"measured on the network Net-1 .* this pipeline has Net-2"):
-        made_up().planner(nfe=0.65).plan(replace(Run.of(50, 5.0), network="Net-2"))
+        made_up().planner(nfe=0.65).plan(replace(RunInfo.of(50, 5.0), network="Net-2"))
 
 
 @pytest.mark.parametrize(
@@ -215,15 +215,15 @@ def test_another_network_is_refused():
 )
 def test_impossible_wishes(arguments, message):
     with pytest.raises(PlanError, match=message):
-        made_up().planner(**arguments).plan(Run.of(50, 5.0))
+        made_up().planner(**arguments).plan(RunInfo.of(50, 5.0))
 
 
 def corrected(steps, scale=5.0):
     """A run that the corrector works in."""
-    return replace(Run.of(steps, scale), response=Response.one_step([1 / steps] * steps))
+    return replace(RunInfo.of(steps, scale), response=Response.one_step([1 / steps] * steps))
 
 
-@pytest.mark.parametrize("run", [corrected(50), corrected(50, 7.0), corrected(24), corrected(120), Run.of(50, 5.0)])
+@pytest.mark.parametrize("run", [corrected(50), corrected(50, 7.0), corrected(24), corrected(120), RunInfo.of(50, 5.0)])
 def test_a_larger_tolerance_takes_fewer_evaluations_and_never_more_than_plain(run):
     counts = [made_up().planner(error=error).plan(run).evaluations for error in (1e-9, 0.003, 0.01, 0.03, 0.3)]
     assert sorted(counts, reverse=True) == counts
@@ -234,13 +234,13 @@ def test_a_larger_tolerance_takes_fewer_evaluations_and_never_more_than_plain(ru
 def test_a_tolerance_is_that_of_the_predicted_error():
     """The grid is the smallest whose predicted error is small enough, and without the corrector it has more steps."""
     profile, error = made_up(), 0.01
-    here = Regridded.of(profile, Run.of(50, 5.0))
+    here = Regridded.of(profile, RunInfo.of(50, 5.0))
 
     def predicted(count, corrector):
         options = {"hare_order": 2, "corrector": corrector, "slope": SLOPE, "positions": here.positions}
         return WORST * optimal_grid(here.gram, here.gain, count, **options)[1] ** 0.5 / profile.state_norm
 
-    with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), Run.of(50, 5.0)))
+    with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), RunInfo.of(50, 5.0)))
     for plan, corrector in ((with_it, CORRECTOR), (without, 0.0)):
         assert predicted(plan.evaluations, corrector) <= error < predicted(plan.evaluations - 1, corrector)
     assert without.evaluations > with_it.evaluations
@@ -257,13 +257,13 @@ def test_a_profile_without_the_norm_of_the_state_plans_for_budgets_only(tmp_path
     old = replace(made_up(12), state=None)
     old.save(tmp_path / "old.json")
     loaded = Profile.load(tmp_path / "old.json")
-    assert loaded.planner(nfe=18).plan(Run.of(12, 5.0)).nfe == 18
+    assert loaded.planner(nfe=18).plan(RunInfo.of(12, 5.0)).nfe == 18
     with pytest.raises(ProfileError, match=r"made by thg 0\.1 .* calibrate again, or give a budget"):
         loaded.planner(error=0.01)
 
 
 def test_a_count_is_one_of_the_run_not_of_the_profile():
-    assert made_up().planner(nfe=32).plan(Run.of(25, 5.0)).nfe == 32
+    assert made_up().planner(nfe=32).plan(RunInfo.of(25, 5.0)).nfe == 32
 
 
 def test_a_measured_profile_makes_plans(profile):

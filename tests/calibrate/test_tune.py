@@ -8,7 +8,7 @@ import thg
 from thg.calibration.tuning import bound
 from thg.errors import PlanError, ProfileError
 from thg.ode.mixture import GaussianMixture
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
 PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat", "a dark shirt"]
@@ -95,7 +95,7 @@ def test_what_is_no_file_of_it_is_refused(tmp_path, content):
 
 
 def test_more_effort_is_more_evaluations():
-    counts = [thg.within(effort=effort).plan(Run.of(60, 5.0)).evaluations for effort in (0.5, 1.0, 2.0)]
+    counts = [thg.within(effort=effort).plan(RunInfo.of(60, 5.0)).evaluations for effort in (0.5, 1.0, 2.0)]
     assert counts == sorted(set(counts))
     with pytest.raises(PlanError, match="effort must lie between"):
         thg.within(effort=0)

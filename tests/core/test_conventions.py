@@ -225,7 +225,7 @@ def mistaken(network, schedule, **more):
 def test_a_wrong_sign_of_the_velocity_is_an_error(sign):
     said, other = ("data-noise", "noise-data") if sign > 0 else ("noise-data", "data-noise")
     schedule = thg.Schedule.flow(STEPS, time=(1, 0), velocity=said)
-    with pytest.raises(thg.ScheduleError, match=f"the sign is reversed. Write .*velocity='{other}'"):
+    with pytest.raises(thg.errors.ScheduleError, match=f"the sign is reversed. Write .*velocity='{other}'"):
         mistaken(flow_network("flow", (1, 0), sign), schedule)
     mistaken(flow_network("flow", (1, 0), sign), schedule, check=False)
 
@@ -235,13 +235,15 @@ def test_a_score_is_not_eps():
         alpha, sigma = level(round(t))
         return -outputs("epsilon")(x, alpha, sigma, label) / sigma
 
-    with pytest.raises(thg.ScheduleError, match=r"A score is -eps / sigma: return -sigma \* score"):
+    with pytest.raises(thg.errors.ScheduleError, match=r"A score is -eps / sigma: return -sigma \* score"):
         mistaken(score, thg.Schedule.from_betas(BETAS, STEPS))
 
 
 def test_start_states_of_another_size():
     schedule = thg.Schedule.edm(STEPS)
-    with pytest.raises(thg.ScheduleError, match=r"root mean square of 1.*standard deviation 80.*x = 80 \* torch.randn"):
+    with pytest.raises(
+        thg.errors.ScheduleError, match=r"root mean square of 1.*standard deviation 80.*x = 80 \* torch.randn"
+    ):
         mistaken(lambda x, sigma, label: denoised(x, 1.0, sigma, label), schedule, x=noise())
 
 
@@ -265,7 +267,7 @@ def test_a_time_of_another_scale_is_told_of():
         return flow_network("flow", (1, 0))(x, t, label) * (math.nan if t > 1 else 1.0)
 
     with pytest.raises(
-        thg.NonFiniteError, match=r"step 0 \(time 1000\).*the time passed to the network was 1000: if it uses"
+        thg.errors.NonFiniteError, match=r"step 0 \(time 1000\).*the time passed to the network was 1000: if it uses"
     ):
         mistaken(breaks, thg.Schedule.flow(STEPS, time=(1000, 0)))
 

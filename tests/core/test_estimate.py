@@ -13,7 +13,7 @@ from thg.plans.guide import HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import CORRECTOR, SLOPE
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 STEPS, SCALE = 40, 5.0
 
@@ -32,7 +32,7 @@ def wide_mixture() -> GaussianMixture:
 def flow_run(plan: Plan, response: bool = True) -> tuple[Tensor, Tensor | None]:
     """The final state of a flow model under the Euler scheduler, and the estimate of how far it is from plain CFG's."""
     sigmas = np.linspace(1, 0, STEPS + 1)
-    run = Run.of(STEPS, SCALE)
+    run = RunInfo.of(STEPS, SCALE)
     if response:
         run = replace(run, response=Response.one_step(np.diff(sigmas).tolist()))
     guide, model = HareGuide(plan, run), wide_mixture()

@@ -10,24 +10,24 @@ import thg
 from thg.plans.fidelity import PRIOR, _lightest, evaluations_within, grid, most_steps
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 
-def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> Run:
+def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> RunInfo:
     """A run of the Euler scheduler of flow models. last: the noise level before the last step, if not one step's."""
     sigmas = np.linspace(1, 1 / steps, steps)
     sigmas = np.append(shift * sigmas / (1 + (shift - 1) * sigmas), 0.0)
     sigmas[-2] = last or sigmas[-2]
     levels = np.maximum(sigmas[:-1], 1e-9)
     log_snr = tuple((2 * np.log(np.maximum(1 - levels, 1e-9) / levels)).tolist())
-    return replace(Run.of(steps, w), response=Response.one_step(np.diff(sigmas).tolist()), log_snr=log_snr)
+    return replace(RunInfo.of(steps, w), response=Response.one_step(np.diff(sigmas).tolist()), log_snr=log_snr)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 10, 20, 28, 50, 100, 1000])
 @pytest.mark.parametrize("w", [None, 0.5, 1.0, 3.0, 5.0, 7.5, 30.0])
 def test_every_run_gets_a_plan_that_evaluates_its_ends(steps, w):
     for error in (1e-6, 0.001, 0.01, 0.1, 0.9):
-        for run in (Run.of(steps, w), flow_run(steps, w=w)):
+        for run in (RunInfo.of(steps, w), flow_run(steps, w=w)):
             plan = thg.within(error).plan(run)
             assert plan.steps == steps
             assert plan.coarse[0] == 0
@@ -45,12 +45,12 @@ def test_the_tolerance_and_hardly_the_steps_change_the_number_of_evaluations():
 
 
 def test_everything_is_evaluated_if_noise_is_added():
-    run = replace(Run.of(20, 5.0), adds_noise=True)
+    run = replace(RunInfo.of(20, 5.0), adds_noise=True)
     assert thg.within().plan(run).coarse == thg.tapered(0.5).plan(run).coarse == tuple(range(20))
 
 
 def test_a_tolerance_of_almost_nothing_is_plain_guidance():
-    assert thg.within(1e-9).plan(Run.of(30, 5.0)).coarse == tuple(range(30))
+    assert thg.within(1e-9).plan(RunInfo.of(30, 5.0)).coarse == tuple(range(30))
 
 
 @pytest.mark.parametrize(("nfe", "steps"), [(20, 50), (30, 75), (40, 100), (55, 135), (100, 200)])
@@ -106,7 +106,7 @@ def test_the_noise_levels_of_edm_do_not_leave_the_end_unevaluated():
     rho = 7.0
     sigmas = (80 ** (1 / rho) + np.linspace(0, 1, 30) * (0.002 ** (1 / rho) - 80 ** (1 / rho))) ** rho
     run = replace(
-        Run.of(30),
+        RunInfo.of(30),
         response=Response.one_step(np.diff(np.append(sigmas, 0)).tolist()),
         log_snr=tuple((-2 * np.log(sigmas)).tolist()),
     )
@@ -117,7 +117,7 @@ def test_the_noise_levels_of_edm_do_not_leave_the_end_unevaluated():
 
 @pytest.mark.parametrize("count", [3, 5, 14, 27, 28])
 def test_the_first_two_steps_and_the_last_are_evaluated(count):
-    for run in (Run.of(28), flow_run(28), flow_run(28, last=0.001)):
+    for run in (RunInfo.of(28), flow_run(28), flow_run(28, last=0.001)):
         steps = grid(run, count)
         assert len(steps) == count
         assert steps[:2] == (0, 1)
@@ -125,7 +125,7 @@ def test_the_first_two_steps_and_the_last_are_evaluated(count):
 
 
 def test_without_a_corrector_there_are_more_evaluations():
-    assert thg.within().plan(Run.of(50)).evaluations > thg.within().plan(flow_run(50)).evaluations
+    assert thg.within().plan(RunInfo.of(50)).evaluations > thg.within().plan(flow_run(50)).evaluations
 
 
 @pytest.mark.parametrize("error", [0, -0.1, 1, 1.5, float("nan"), True, "0.01", None])

@@ -202,7 +202,9 @@ def test_calls_that_were_not_expected():
 
 def test_a_run_of_other_sigmas():
     model, _ = made("euler")
-    with pytest.raises(thg.ScheduleError, match=r"starts at sigma = 9.976, but the model's sigmas start at 19.95"):
+    with pytest.raises(
+        thg.errors.ScheduleError, match=r"starts at sigma = 9.976, but the model's sigmas start at 19.95"
+    ):
         euler(model, 10 * noise(), SIGMAS / 2, extra_args=COND)
 
 
@@ -215,7 +217,7 @@ def test_a_sampler_that_adapts_its_steps():
             x, sigma = x + d * (after - sigma), after
         return x
 
-    with pytest.raises(thg.ScheduleError, match="chooses its steps from the network's outputs"):
+    with pytest.raises(thg.errors.ScheduleError, match="chooses its steps from the network's outputs"):
         thg.GuidedDenoiser(Network(), sigmas=SIGMAS, sampler=adaptive)
 
 
@@ -293,5 +295,5 @@ def test_a_flow_model():
 
 
 def test_bad_sigmas():
-    with pytest.raises(thg.ScheduleError, match="at least two noise levels"):
+    with pytest.raises(thg.errors.ScheduleError, match="at least two noise levels"):
         thg.GuidedDenoiser(Network(), sigmas=[1.0])

@@ -12,7 +12,7 @@ from thg.plans import hare
 from thg.plans.guide import HareGuide
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 
 def test_order_1_holds_the_last_term():
@@ -53,7 +53,7 @@ def test_interpolation_is_exact_for_a_parabola(coefficients, gap, next_gap, at):
 
 def _walk(plan, values, positions=None):
     """The terms that a guide uses over a run in which the true term at step i is values[i]."""
-    run = Run.of(plan.steps) if positions is None else Run(plan.steps, tuple(positions))
+    run = RunInfo.of(plan.steps) if positions is None else RunInfo(plan.steps, tuple(positions))
     guide = HareGuide(plan, run)
     cond = (torch.zeros(1),)
     used = []
@@ -89,14 +89,14 @@ def test_calls_at_almost_the_same_time_count_as_one():
 
 
 def test_guidance_that_starts_late_is_evaluated_first():
-    guide = HareGuide(Plan(6, (0, 4)), Run.of(6))
+    guide = HareGuide(Plan(6, (0, 4)), RunInfo.of(6))
     assert guide.evaluates(3)  # nothing is known yet, although 3 is not in the grid
     guide.observe(3, (), (torch.ones(1),))
     assert guide.evaluates(4)
 
 
 def test_a_planner_plans_from_the_step_at_which_guidance_begins():
-    run = replace(Run.of(28, 5.0), response=Response.one_step([1.0] * 28))
+    run = replace(RunInfo.of(28, 5.0), response=Response.one_step([1.0] * 28))
     planner = uniform(nfe=0.7)
     guide = guide_maker(planner).guide(run)
     assert guide.evaluates(6)
@@ -109,7 +109,7 @@ def test_a_planner_plans_from_the_step_at_which_guidance_begins():
 
 
 def test_guidance_that_comes_back_is_evaluated_first():
-    guide = HareGuide(Plan(8, (0,)), Run.of(8))
+    guide = HareGuide(Plan(8, (0,)), RunInfo.of(8))
     assert guide.evaluates(0)
     guide.observe(0, (), (torch.ones(1),))
     assert not guide.evaluates(1)
@@ -123,7 +123,7 @@ def test_an_interval_of_guidance():
 
 
 def test_nothing_is_predicted_or_corrected_across_a_gap():
-    guide = HareGuide(Plan(9, (0, 1), corrector=1.0), replace(Run.of(9), response=Response.one_step([1.0] * 9)))
+    guide = HareGuide(Plan(9, (0, 1), corrector=1.0), replace(RunInfo.of(9), response=Response.one_step([1.0] * 9)))
     for step in (0, 1):
         assert guide.evaluates(step)
         guide.observe(step, (), (torch.tensor([float(step)]),))
@@ -138,7 +138,7 @@ def test_whatever_slope_was_used_the_corrector_takes_back_what_it_missed(slope):
     """Parabolic terms: with three evaluations the corrector knows them exactly, so the state is plain CFG's."""
     weights = [0.5, 1.0, 1.5, 1.0, 0.5, 2.0, 1.0, 1.0, 0.7]
     terms = [3.0 - 2.0 * k + 0.5 * k * k for k in range(9)]
-    run = replace(Run.of(9), response=Response.one_step(weights))
+    run = replace(RunInfo.of(9), response=Response.one_step(weights))
     guide = HareGuide(Plan(9, (0, 1, 4, 8), corrector=1.0, slope=slope), run)
     used = []
     for k, d in enumerate(terms):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedule
-from thg.adapter.schedulers import read_schedule
 from thg.errors import NonFiniteError, PlanError
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Track, ddim, dpm_multistep, euler, lms, step

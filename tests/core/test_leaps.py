@@ -17,7 +17,7 @@ from thg.ode.integrate import Sampled
 from thg.ode.mixture import GaussianMixture
 from thg.plans.leaps import Leaps
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 STEPS = 12
 
@@ -47,7 +47,7 @@ def states(leaps: Leaps, weights: np.ndarray, degree: int) -> list[Tensor]:
 def test_polynomials_are_exact(degree, corrector):
     """A line is predicted exactly; what a parabola misses is corrected in full, at the next evaluation."""
     weights = np.linspace(1.0, 0.3, STEPS)
-    run = replace(Run.of(STEPS), response=Response.one_step(weights.tolist()))
+    run = replace(RunInfo.of(STEPS), response=Response.one_step(weights.tolist()))
     plan = network_plan(STEPS, 3, corrector=corrector)
     plain = states(Leaps(replace(plan, coarse=tuple(range(STEPS))), run), weights, degree)
     found = states(Leaps(plan, run), weights, degree)
@@ -58,7 +58,7 @@ def test_polynomials_are_exact(degree, corrector):
 
 
 def test_two_evaluations_come_first_and_after_a_break():
-    leaps = Leaps(thg.Plan(8, (0, 7), skips="network"), Run.of(8))
+    leaps = Leaps(thg.Plan(8, (0, 7), skips="network"), RunInfo.of(8))
     assert leaps.evaluates(0)
     leaps.observe(0, polynomial(1, 0))
     assert leaps.evaluates(1), "a line needs two"
@@ -74,7 +74,7 @@ def test_two_evaluations_come_first_and_after_a_break():
 
 
 def test_what_needs_no_correction_is_passed_on_as_it_is():
-    leaps = Leaps(thg.Plan(3, (0, 1, 2), corrector=1.0, skips="network"), Run.of(3))
+    leaps = Leaps(thg.Plan(3, (0, 1, 2), corrector=1.0, skips="network"), RunInfo.of(3))
     for step in range(3):
         output = (torch.randn(2),)
         assert leaps.observe(step, output) is output
@@ -83,7 +83,7 @@ def test_what_needs_no_correction_is_passed_on_as_it_is():
 def test_the_largest_miss_is_known():
     plan = thg.Plan(20, (0, 1, 4, 8, 12, 19), skips="network")
     for after, missed in ((1.0, 0.0), (-0.4, 14 / 3)):
-        leaps = Leaps(plan, Run.of(20))
+        leaps = Leaps(plan, RunInfo.of(20))
         assert leaps.largest_miss() is None
         for step in range(20):
             if leaps.evaluates(step):

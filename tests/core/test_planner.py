@@ -12,7 +12,7 @@ import thg
 from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
 from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 ALL_GRIDS = [
     *((grid, 50) for grid in paper.SD15_BY_RHO.values()),
@@ -108,13 +108,13 @@ def test_algorithm_2_never_leaps_further_than_allowed(leaps):
 
 @given(st.integers(1, 80), st.integers(1, 10))
 def test_uniform_every(steps, every):
-    assert uniform(every=every).plan(Run.of(steps)).coarse == tuple(range(0, steps, every))
+    assert uniform(every=every).plan(RunInfo.of(steps)).coarse == tuple(range(0, steps, every))
 
 
 @given(st.integers(2, 100), st.data())
 def test_uniform_budget_is_exact_and_even(steps, data):
     nfe = data.draw(st.integers(steps + 1, 2 * steps))
-    plan = uniform(nfe=nfe).plan(Run.of(steps))
+    plan = uniform(nfe=nfe).plan(RunInfo.of(steps))
     assert plan.nfe == nfe
     leaps = [end - start for start, end in plan.leaps()]
     assert max(leaps) - min(leaps) <= 1
@@ -122,7 +122,7 @@ def test_uniform_budget_is_exact_and_even(steps, data):
 
 @given(st.integers(1, 100), st.floats(0.51, 1.0))
 def test_a_share_fits_every_run(steps, share):
-    plan = uniform(nfe=share).plan(Run.of(steps))
+    plan = uniform(nfe=share).plan(RunInfo.of(steps))
     assert steps + 1 <= plan.nfe <= 2 * steps
     assert abs(plan.nfe - share * 2 * steps) <= 1
 
@@ -154,14 +154,14 @@ def test_uniform_refuses(kwargs, names):
 def test_tapered_budget_is_exact(steps, data):
     count = data.draw(st.integers(3, steps))
     for budget, branches in ((2 * count, 2), (count, 1), (count / steps, 2)):
-        plan = tapered(budget).plan(replace(Run.of(steps), branches=branches))
+        plan = tapered(budget).plan(replace(RunInfo.of(steps), branches=branches))
         assert (plan.evaluations, plan.skips) == (count, "network")
         assert plan.nfe == 2 * count
 
 
 @pytest.mark.parametrize(("steps", "nfe"), [(50, 0.7), (50, 0.5), (50, 0.36), (28, 0.5), (25, 0.6), (100, 0.2)])
 def test_tapered_leaps_are_short_at_both_ends(steps, nfe):
-    plan = tapered(nfe).plan(Run.of(steps))
+    plan = tapered(nfe).plan(RunInfo.of(steps))
     leaps = [end - start for start, end in plan.leaps()]
     assert leaps[0] == leaps[-1] == 1 < max(leaps)
     assert plan.coarse[-1] == steps - 1
@@ -186,12 +186,12 @@ def test_a_plan_for_another_number_of_steps_says_both_and_the_remedy():
     with pytest.raises(
         PlanError, match=r"for 50 steps, but this run calls the network 28 times.*num_inference_steps=50"
     ):
-        Fixed(preset("sd15")).plan(Run.of(28))
+        Fixed(preset("sd15")).plan(RunInfo.of(28))
 
 
 def test_choices_become_guide_makers():
-    assert guide_maker("sd15").guide(Run.of(50)).plan == preset("sd15")
-    assert guide_maker(Plan(4, (0, 2))).guide(Run.of(4)).plan == Plan(4, (0, 2))
+    assert guide_maker("sd15").guide(RunInfo.of(50)).plan == preset("sd15")
+    assert guide_maker(Plan(4, (0, 2))).guide(RunInfo.of(4)).plan == Plan(4, (0, 2))
     maker = Planned(uniform(every=2))
     assert guide_maker(maker) is maker
     with pytest.raises(PlanError, match="not 7"):
@@ -203,19 +203,19 @@ def test_choices_become_guide_makers():
 
 def test_a_plan_on_repeated_calls_does_at_each_call_what_its_step_does():
     plan = Plan(4, (1, 3), cutoff=4, start=1, boost=1.2, hare_order=1)
-    heun = Run(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0))
+    heun = RunInfo(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0))
     mapped = Fixed(plan).plan(heun)
     assert mapped == Plan(7, (1, 2, 5, 6), cutoff=7, start=1, boost=1.2, hare_order=1)
     short = Fixed(Plan(4, (0, 2), cutoff=3)).plan(heun)
     assert (short.coarse, short.cutoff) == ((0, 3, 4), 5)
-    assert Fixed(plan).plan(Run.of(4)) is plan
+    assert Fixed(plan).plan(RunInfo.of(4)) is plan
 
 
 def test_a_plan_of_another_length_says_steps_and_calls():
     with pytest.raises(PlanError, match="for 5 steps, but this run with 4 steps calls the network 7 times"):
-        Fixed(Plan(5, (0, 2))).plan(Run(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0)))
+        Fixed(Plan(5, (0, 2))).plan(RunInfo(7, (0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0)))
 
 
 def test_a_preset_of_the_paper_is_a_choice():
-    guide = guide_maker(thg.PRESETS["sd15"]).guide(Run.of(50))
+    guide = guide_maker(thg.PRESETS["sd15"]).guide(RunInfo.of(50))
     assert guide.plan == preset("sd15")

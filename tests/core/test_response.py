@@ -14,7 +14,7 @@ from thg.plans import hare
 from thg.plans.guide import HareGuide
 from thg.plans.plan import Plan
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 ALL = {**SOLVERS, "lms of order 4": lms(4), "plms of order 4": plms(4)}
 COARSE = (0, 1, 3, 6, 8, 11, 15, 19)
@@ -130,9 +130,9 @@ def test_without_a_response_there_is_no_correction():
                 result.append(float(guide.predict(i, (term,))[0]))
         return result
 
-    plain = used(Run.of(6))
+    plain = used(RunInfo.of(6))
     assert plain == [0.0, 0.0, 4.0, 6.0, 8.0, 25.0]
-    unit = Run(6, tuple(map(float, range(6))), response=Response(np.tril(np.ones((6, 6)))))
+    unit = RunInfo(6, tuple(map(float, range(6))), response=Response(np.tril(np.ones((6, 6)))))
     corrected = used(unit)
     assert corrected[0:2] == plain[0:2]
     assert corrected[2] == pytest.approx(4.0 + 2.0)  # held at 0 where the line through 0 and 4 says 2

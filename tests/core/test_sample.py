@@ -269,7 +269,7 @@ def test_a_nan_names_the_step_and_the_branch(branch, name):
             output[1, 3] = math.nan
         return output
 
-    with pytest.raises(thg.NonFiniteError, match=rf"in the {name} network output at step 10 \(time 0.5\)"):
+    with pytest.raises(thg.errors.NonFiniteError, match=rf"in the {name} network output at step 10 \(time 0.5\)"):
         run(PLAIN, network)
 
 

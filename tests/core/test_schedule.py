@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thg.adapter.schedulers import read_schedule, scheduler_log_snr
 from thg.errors import ScheduleError
 from thg.ode.curves import log_snr
+from thg.ode.diffusers_schedule import read_schedule, scheduler_log_snr
 from thg.ode.outputs import Node, content, express
 from thg.ode.schedule import Schedule
 

@@ -17,7 +17,7 @@ from tests.adapter.families import FAMILIES, Case
 from tests.adapter.families.pictures import sd3
 from tests.adapter.families.stable_diffusion import sd15
 from tests.device.accelerator import NAME, ToyTensor, counted_waits
-from thg.adapter.scheduler_table import SCHEDULERS
+from thg.ode.scheduler_table import SCHEDULERS
 
 PACKAGE = Path(thg.__file__).parent
 MOST_WAITS = 1  # of thg in a run

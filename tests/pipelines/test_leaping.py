@@ -121,7 +121,7 @@ def test_schedulers_without_noise_are_corrected(name):
     errors = []
     for corrector in (0.0, 0.85):
         calls = len(case.pipe.scheduler.timesteps)
-        coarse = thg.tapered(0.6).plan(thg.Run.of(calls)).coarse
+        coarse = thg.tapered(0.6).plan(thg.plans.RunInfo.of(calls)).coarse
         thg.enable(case.pipe, thg.Plan(calls, coarse, corrector=corrector, slope=0.8, skips="network"))
         errors.append(relative(case.run(steps=20), plain))
     assert errors[1] < 1.01 * errors[0] < 0.2
@@ -294,8 +294,8 @@ def test_short_forms():
     assert thg.summary(case.pipe).plan == thg.within(0.03).plan(_run_of(case, 20))
 
 
-def _run_of(case: Case, steps: int) -> thg.Run:
-    from thg.adapter.describe import known_run
+def _run_of(case: Case, steps: int) -> thg.plans.RunInfo:
+    from thg.pipelines.describe import known_run
 
     return known_run(copy.deepcopy(case.pipe.scheduler), steps)
 

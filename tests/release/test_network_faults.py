@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 import thg
 from tests.adapter.families import FAMILIES
 from tests.release.commands import refused
-from thg.adapter.schedulers import read_schedule
 from thg.models import shipped_path
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.solvers import ddim
 
 LEAP = thg.uniform(every=2)
@@ -73,7 +73,7 @@ def test_nan_in_the_core_is_an_error_that_names_step_and_branch():
     arguments = (denoiser, noise, thg.Plan(6, (0, 2, 4)), schedule, ddim())
     assert thg.sample(*arguments, guidance_scale=5.0, check=False).x.isfinite().all()
     for call, place in ((4, "the conditional network output at step 2"), (5, "the unconditional .* output at step 2")):
-        with hooked(case, nan_from(call)), pytest.raises(thg.NonFiniteError, match=place):
+        with hooked(case, nan_from(call)), pytest.raises(thg.errors.NonFiniteError, match=place):
             thg.sample(*arguments, guidance_scale=5.0, check=False)
 
 

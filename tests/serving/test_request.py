@@ -178,6 +178,16 @@ def test_several_tensors_at_once():
     assert 0 in served.report().evaluated
 
 
+def test_without_the_latents_there_is_no_estimate():
+    """An engine may not show them, or show them with other channels beside."""
+    for state in (None, torch.ones(1, 8)):
+        served = ServedRun(planned("1%"), run_of(_flow(), _flow().timesteps, branches=2))
+        for index in range(STEPS):
+            served.step(index, lambda: torch.ones(1, 4), model=None, branches=2, state=state)
+        assert 0 in served.report().evaluated
+        assert served.report().estimated_error is None
+
+
 def _flow():
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(STEPS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import math
 import urllib.error
 
 import pytest
+import torch
 
-from tests.serving_engines.server import decibels, served
+from tests.serving_engines.server import decibels, metric, served
+from thg.serving.request import run_of
 
 ASKED = {
     "prompt": "a dark ankle boot",
@@ -69,13 +71,8 @@ def test_a_wrong_setting_is_an_error_of_the_request_alone(server):
 
 def test_the_metrics_endpoint_counts(server):
     server.picture(**ASKED)
-    text = server.ask("/metrics").decode()
-    made, skipped = (
-        float(re.search(rf"^thg:{name}_total(?:{{.*}})? (\S+)", text, re.MULTILINE)[1])
-        for name in ("network_evaluations", "network_evaluations_skipped")
-    )
-    assert made > 0
-    assert skipped > 0
+    assert metric(server, "thg:network_evaluations") > 0
+    assert metric(server, "thg:network_evaluations_skipped") > 0
 
 
 @pytest.mark.parametrize("ranks", [("--enable-cfg-parallel",), ("--tp-size", "2")], ids=["cfg", "tensor"])
@@ -98,3 +95,29 @@ def test_the_diffusers_backend(model, tmp_path):
         (report,) = server.reports()
     assert report[0] <= 0.75 * report[1]
     assert decibels(found, plain) > CLOSE
+
+
+def test_the_schedulers_of_the_engine_are_measured():
+    """Wan's: thg reads no table for it, and its response must be that of a run with any outputs."""
+    from sglang.multimodal_gen.runtime.models.schedulers.scheduling_flow_unipc_multistep import (
+        FlowUniPCMultistepScheduler,
+    )
+
+    scheduler = FlowUniPCMultistepScheduler(shift=3.0)
+    scheduler.set_timesteps(20, device="cpu")
+    run = run_of(scheduler, scheduler.timesteps, branches=2)
+    assert run.response is not None
+    assert not run.no_response
+    assert run.log_snr[0] == pytest.approx(2 * math.log((1 - scheduler.sigmas[0]) / scheduler.sigmas[0]), rel=1e-5)
+    start, outputs = torch.randn(2, 1, 1, 8, dtype=torch.float64), torch.randn(20, 1, 1, 8, dtype=torch.float64)
+    final = [_final(scheduler, start[0], outputs), _final(scheduler, start[0], 0 * outputs)]
+    by_response = torch.einsum("k,kabc->abc", torch.from_numpy(run.response.matrix[-1]), outputs)
+    torch.testing.assert_close(final[0] - final[1], by_response, rtol=1e-4, atol=1e-5)
+
+
+def _final(scheduler, state, outputs):
+    """The state after a run with these outputs."""
+    scheduler.set_timesteps(len(outputs), device="cpu")
+    for t, output in zip(scheduler.timesteps, outputs, strict=True):
+        (state, *_) = scheduler.step(output, t, state, return_dict=False)
+    return state

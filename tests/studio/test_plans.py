@@ -6,7 +6,7 @@ import pytest
 
 import thg
 from tests.studio.wishes import plan_wish
-from thg.adapter.describe import describe
+from thg.pipelines.describe import describe
 
 
 @pytest.mark.parametrize("scheduler", ["DDIMScheduler", "DPMSolverMultistepScheduler", "HeunDiscreteScheduler"])

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thg.adapter.scheduler_table import adds_noise, order_of
-from thg.adapter.schedulers import prediction_of, read_schedule
 from thg.errors import ScheduleError
+from thg.ode.diffusers_schedule import prediction_of, read_schedule
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
+from thg.ode.scheduler_table import adds_noise, order_of
 from thg.ode.solvers import Solver
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.noise import noise_share
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ class NoiseGrid:
     order: int
 
     @classmethod
-    def of(cls, scheduler: Any, run: Run) -> NoiseGrid:
+    def of(cls, scheduler: Any, run: RunInfo) -> NoiseGrid:
         if adds_noise(scheduler):
             read_schedule(scheduler)  # raises an error with the code to write instead
         count = len(set(run.positions))
@@ -77,7 +77,7 @@ def _levels(schedule: Schedule) -> tuple[Array, Array]:
     return noise_share(schedule.log_snr), noise_share(middle)
 
 
-def _noise_of_calls(run: Run) -> Array:
+def _noise_of_calls(run: RunInfo) -> Array:
     if run.log_snr is None:
         raise ScheduleError(
             "the noise levels of this pipeline's scheduler are unknown, so it cannot be calibrated; write "

@@ -21,7 +21,7 @@ from thg.ode.network import Denoiser
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.plans.guide import Evaluate, GuideMaker
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 
 @dataclass
@@ -90,7 +90,7 @@ class OwnDenoiser:
             batched=self.batched,
         )
 
-    def grid(self, run: Run) -> NoiseGrid:
+    def grid(self, run: RunInfo) -> NoiseGrid:
         return NoiseGrid.of_schedule(self.schedule, self.solver)
 
     def settings(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class _Within:
     maker: GuideMaker
     guided: tuple[int, int]
 
-    def guide(self, run: Run) -> _GuideWithin:
+    def guide(self, run: RunInfo) -> _GuideWithin:
         return _GuideWithin(cast(Recorder | Held, self.maker.guide(run)), self.guided)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from thg.adapter.identity import fingerprint
 from thg.calibration.grid import NoiseGrid
 from thg.calibration.subject import checked_scale
 from thg.errors import ProfileError
 from thg.pipelines import enabled
+from thg.pipelines.identity import fingerprint
 from thg.plans.guide import GuideMaker
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.seeds import generators
 
 
@@ -91,7 +91,7 @@ class Pipeline:
         """The arguments of a run that differ from sample to sample."""
         return {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
 
-    def grid(self, run: Run) -> NoiseGrid:
+    def grid(self, run: RunInfo) -> NoiseGrid:
         times = len(set(run.positions))
         if times > self.steps:
             raise ProfileError(

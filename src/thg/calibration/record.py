@@ -22,7 +22,7 @@ from thg.calibration.grid import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.ode.outputs import content, express
 from thg.plans.guide import Evaluate
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 from thg.profiles.noise import state_at
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Recorder:
 
     plan = None
 
-    def __init__(self, run: Run, grid: NoiseGrid, batch: int) -> None:
+    def __init__(self, run: RunInfo, grid: NoiseGrid, batch: int) -> None:
         self._run, self._grid, self._batch = run, grid, batch
         self._place = -1  # on the grid of distinct times
         self._input: Any = None  # the network's input at the last time
@@ -151,7 +151,7 @@ class Held:
 
     plan = None
 
-    def __init__(self, run: Run, held: int | None, watched: tuple[int, ...], batch: int) -> None:
+    def __init__(self, run: RunInfo, held: int | None, watched: tuple[int, ...], batch: int) -> None:
         self._run, self._held, self._batch = run, held, batch
         self._watched = watched
         self._last: Term | None = None

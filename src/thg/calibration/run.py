@@ -27,7 +27,7 @@ from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, ddim
 from thg.plans.guide import Guide
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.processes import Process
 from thg.profiles.moments import Moments, exact_sum
 from thg.profiles.profile import About, Profile
@@ -191,7 +191,7 @@ class _Work:
         states: dict[int, torch.Tensor] = self._run(samples, lambda run: Held(run, k, watched, len(samples))).states
         return states
 
-    def _run(self, samples: Sequence[int], guide: Callable[[Run], Guide]) -> Any:
+    def _run(self, samples: Sequence[int], guide: Callable[[RunInfo], Guide]) -> Any:
         """One run with plain CFG and a guide that measures."""
         maker = _Maker(guide)
         self.subject.run(samples, maker)
@@ -200,7 +200,7 @@ class _Work:
             raise ProfileError(f"{name} ran without calling its network; nothing was measured")
         return maker.last
 
-    def _grid_of(self, run: Run) -> NoiseGrid:
+    def _grid_of(self, run: RunInfo) -> NoiseGrid:
         self.grid = self.subject.grid(run)
         return self.grid
 
@@ -242,11 +242,11 @@ _KINDS: tuple[Prediction, ...] = get_args(Prediction)
 class _Maker:
     """Makes one guide and keeps it."""
 
-    def __init__(self, make: Callable[[Run], Guide]) -> None:
+    def __init__(self, make: Callable[[RunInfo], Guide]) -> None:
         self._make = make
         self.last: Guide | None = None
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         self.last = self._make(run)
         return self.last
 

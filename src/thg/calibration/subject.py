@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from thg.calibration.grid import NoiseGrid
 from thg.errors import ProfileError
 from thg.plans.guide import GuideMaker
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 
 class Subject(Protocol):
@@ -34,7 +34,7 @@ class Subject(Protocol):
     def run(self, samples: Sequence[int], maker: GuideMaker) -> None:
         """One run of these samples with the guide that `maker` makes."""
 
-    def grid(self, run: Run) -> NoiseGrid: ...
+    def grid(self, run: RunInfo) -> NoiseGrid: ...
 
     def settings(self) -> dict[str, Any]:
         """All that the measured rows depend on."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from thg.adapter.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.calibration import calibrate
 from thg.cli import pipelines
 from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
 from thg.models import DEFAULT_CALL, SHIPPED, ShippedName
+from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.processes import Process
 from thg.prompts import read_prompts
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from thg.adapter.scheduler_table import OFFERED, by_option
-from thg.adapter.scheduler_table import options as scheduler_options
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import versions
 from thg.errors import THGError
 from thg.models import SHIPPED, shipped_pipeline
 from thg.models.pretrained import add_loras, image_to_image, is_single_file, pretrained, single_file
 from thg.models.schedulers import Schedulers
+from thg.ode.scheduler_table import OFFERED, by_option
+from thg.ode.scheduler_table import options as scheduler_options
 from thg.processes import best_device
 
 USUAL_STEPS = 50  # of pipelines whose call has no default

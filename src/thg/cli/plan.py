@@ -13,7 +13,7 @@ from thg.plans.plan import MOST_STEPS, Plan
 from thg.plans.planners import Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.plots.profile import plot_profile
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
@@ -132,9 +132,9 @@ def _plan(args: argparse.Namespace, profile: Profile | None) -> Plan:
     return preset(args.what) if args.what in PRESETS else read_plan(Path(args.what))
 
 
-def plain_run(steps: int, guidance_scale: float | None) -> Run:
+def plain_run(steps: int, guidance_scale: float | None) -> RunInfo:
     """A run with a first-order scheduler whose steps are even."""
-    return replace(Run.of(steps, guidance_scale), response=Response.one_step([1 / steps] * steps))
+    return replace(RunInfo.of(steps, guidance_scale), response=Response.one_step([1 / steps] * steps))
 
 
 def _without_profile(args: argparse.Namespace) -> Planner:
@@ -150,7 +150,7 @@ def _steps_of(args: argparse.Namespace) -> int:
     return most_steps(budget, lambda steps: plain_run(steps, args.guidance_scale)) if isinstance(budget, int) else 50
 
 
-def _run_of(profile: Profile, args: argparse.Namespace) -> Run:
+def _run_of(profile: Profile, args: argparse.Namespace) -> RunInfo:
     return plain_run(args.steps or profile.steps, args.guidance_scale or profile.about.guidance_scale)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from thg.adapter.scheduler_table import OFFERED
 from thg.errors import THGError
+from thg.ode.scheduler_table import OFFERED
 
 NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with the size of the picture
 

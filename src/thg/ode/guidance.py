@@ -22,7 +22,7 @@ from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Fixed, Planned, guide_maker
 from thg.plans.response import Response
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Guidance:
 
     leaps: Leaps | None
     guide: Guide | None
-    run: Run
+    run: RunInfo
     start: int
     end: int
     steps: int
@@ -188,9 +188,9 @@ class Guidance:
         return 1.0 if self.schedule.normal == "flow" else math.hypot(node.alpha, node.sigma)
 
 
-def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> Run:
+def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo:
     """The description of a run on this schedule, for guides."""
-    return Run(
+    return RunInfo(
         steps=schedule.steps,
         positions=tuple(float(i) for i in range(schedule.steps)),
         guidance_scale=guidance_scale,

@@ -1,7 +1,7 @@
 """thg on diffusers pipelines."""
 
-from thg.adapter.layouts import Batched, Sequential
 from thg.pipelines.api import Support, disable, enable, enabled, is_enabled, preview, summary, supported
+from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.report import Summary
 
 __all__ = [

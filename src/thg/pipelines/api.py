@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from thg.adapter.describe import known_run
-from thg.adapter.identity import fingerprint
-from thg.adapter.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
-from thg.adapter.patch import owner_of
 from thg.errors import THGError, UnsupportedPipelineError
-from thg.pipelines.owner import enable_guide, enable_leaps
+from thg.pipelines.describe import known_run
+from thg.pipelines.identity import fingerprint
+from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
+from thg.pipelines.owner import enable_guide, enable_leaps, owner_of
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, guide_maker

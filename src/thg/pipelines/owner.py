@@ -1,56 +1,68 @@
-"""A pipeline that thg is enabled on: what was patched, and its runs."""
+"""A pipeline that thg is enabled on: a call of it opens a run, which answers the calls of its networks.
+
+Several pipelines may share a patched network; each run has its own plan, and a call outside all runs is not changed.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from thg.adapter import patch
-from thg.adapter.layouts import Batched, Sequential, guided_networks
-from thg.adapter.run import GuidedRun
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
+from thg.pipelines.calls import Call
+from thg.pipelines.guided import GuidedRun
+from thg.pipelines.layouts import Batched, Sequential, guided_networks
+from thg.pipelines.leaping import LeapingRun
 from thg.pipelines.remembered import remembered
-from thg.pipelines.run import LeapingRun
-from thg.pipelines.watch import networks_of
+from thg.pipelines.run import PipelineRun
+from thg.pipelines.substitute import original_class, restore, substitute
 from thg.plans.guide import GuideMaker
 from thg.plans.planners import Planned
 from thg.plans.report import Summary
 
-Networks = Callable[[Any], dict[torch.nn.Module, str]]
-"""The networks of a pipeline that are patched, with their names."""
+# Modules that are not part of a denoising loop, even if a callback calls them there.
+_OTHERS = ("vae", "movq", "text_encoder", "image_encoder", "tokenizer", "safety", "feature_extractor", "vocoder")
+
+Start = Callable[["EnabledPipeline", Any, Mapping[str, Any]], PipelineRun]
+"""Makes the run of a call with these arguments."""
+
+_current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
 
 
 class EnabledPipeline:
     """What was patched, so that it can be restored, and the current run. Keeps neither pipeline nor networks alive.
 
-    maker: what was enabled. networks: finds those to patch. start: makes the run of a call with these arguments.
+    maker: what was enabled. find: the networks to patch, with their names. start: makes the run of a call.
     """
 
     def __init__(
         self,
         pipe: Any,
         maker: Planned | GuideMaker,
-        networks: Networks,
-        start: Callable[[EnabledPipeline, Any, Mapping[str, Any]], patch.OpenRun],
+        find: Callable[[Any], dict[torch.nn.Module, str]],
+        start: Start,
     ) -> None:
         self.name, self.maker = type(pipe).__name__, maker
-        self.run: patch.OpenRun | None = None  # the open one
-        self._last: patch.OpenRun | None = None
-        self._find, self._start = networks, start
+        self.run: PipelineRun | None = None  # the open one
+        self._last: PipelineRun | None = None
+        self._find, self._start = find, start
         self._lock = threading.Lock()
-        self._networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.redo(pipe)
 
     def redo(self, pipe: Any) -> None:
         """Patches the pipeline, at first or again."""
         self._route(self._find(pipe))
-        patch.route_calls(pipe, self)
+        substitute(pipe, {"__call__": _opening(original_class(pipe).__call__), "__new__": _plain}, shared=False)
+        _pipelines[pipe] = self
         self._when_forgotten = weakref.finalize(pipe, self._route, {})
         self._when_forgotten.atexit = False
 
@@ -60,15 +72,23 @@ class EnabledPipeline:
         try:
             self._route({})
         finally:
-            patch.restore_calls(pipe)
+            del _pipelines[pipe]
+            restore(pipe)
 
     def _route(self, networks: dict[torch.nn.Module, str]) -> None:
         """Patches the pipeline's current networks, and restores those that it no longer has."""
-        for network in set(self._networks).difference(networks):
-            patch.release(network, self)
+        for network in set(self.networks).difference(networks):
+            names = _networks.get(network, {})
+            names.pop(self, None)
+            if not names and _networks.pop(network, None) is not None:
+                restore(network)
         for network, name in networks.items():
-            patch.acquire(network, self, name)
-        self._networks = weakref.WeakSet(networks)
+            members: dict[str, Any] = {"__call__": torch.compiler.disable(_answered, recursive=False)}  # type: ignore[no-untyped-call]
+            if hasattr(network, "cache_context"):
+                members["cache_context"] = _cache_context
+            substitute(network, members)
+            _networks.setdefault(network, {})[self] = name
+        self.networks = weakref.WeakSet(networks)
 
     @contextmanager
     def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
@@ -83,10 +103,12 @@ class EnabledPipeline:
                 )
             self._route(self._find(pipe))
             self.run = self._last = run = self._start(self, pipe, arguments)
+        token = _current.set(run)
         try:
             with run.opened():
                 yield
         finally:
+            _current.reset(token)
             self.run = before
 
     def summary(self) -> Summary:
@@ -96,13 +118,23 @@ class EnabledPipeline:
         return self._last.summary()
 
 
+# The owners of patched networks, with the network's name in their pipelines, and of enabled pipelines.
+_networks: weakref.WeakKeyDictionary[torch.nn.Module, dict[EnabledPipeline, str]] = weakref.WeakKeyDictionary()
+_pipelines: weakref.WeakKeyDictionary[Any, EnabledPipeline] = weakref.WeakKeyDictionary()
+
+
+def owner_of(pipe: Any) -> EnabledPipeline | None:
+    """The owner of an enabled pipeline."""
+    return _pipelines.get(pipe)
+
+
 # -- the two ways to follow a plan
 
 
 def enable_leaps(pipe: Any, planned: Planned, *, tuned: bool) -> None:
     """Enables leaps of the whole network. tuned: a result of `thg.tune` is used instead, if there is one."""
 
-    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> patch.OpenRun:
+    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> PipelineRun:
         found = remembered(pipe) if tuned else None
         return LeapingRun(owner, pipe, planned if found is None else Planned(found))
 
@@ -112,14 +144,80 @@ def enable_leaps(pipe: Any, planned: Planned, *, tuned: bool) -> None:
 def enable_guide(pipe: Any, maker: GuideMaker, layout: Batched | Sequential) -> None:
     """Enables a plan of the guidance term, on a pipeline with this layout."""
 
-    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> patch.OpenRun:
+    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> PipelineRun:
         return GuidedRun(owner, pipe, layout, maker, arguments)
 
-    EnabledPipeline(pipe, maker, partial(guided_networks, layout=layout), start)
+    EnabledPipeline(pipe, maker, functools.partial(guided_networks, layout=layout), start)
 
 
 def _denoising_networks(pipe: Any) -> dict[torch.nn.Module, str]:
-    networks = networks_of(pipe)
+    """The networks of a pipeline that may run in its denoising loop, with their names."""
+    networks = {
+        part: name
+        for name, part in vars(pipe).items()
+        if isinstance(part, torch.nn.Module) and not any(other in name for other in _OTHERS)
+    }
     if not networks:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no network that denoises; load it first")
     return networks
+
+
+# -- the members of patched objects
+
+
+def _opening(plain_call: Any) -> Any:
+    """A pipeline's `__call__`, which opens a run."""
+
+    @functools.wraps(plain_call)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = original_class(self).__call__  # another library may have patched it since
+        owner = _pipelines.get(self)
+        if owner is None:
+            return plain(self, *args, **kwargs)
+        with owner.opened_run(self, _arguments_of(plain, self, *args, **kwargs)):
+            return plain(self, *args, **kwargs)
+
+    return call
+
+
+def _plain(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """A pipeline's `__new__`: type(pipe)(**pipe.components) makes a plain pipeline."""
+    return cls.__base__(*args, **kwargs)  # type: ignore[misc]
+
+
+def _arguments_of(call: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a function's call by name, with its defaults; nothing if they do not fit."""
+    try:
+        bound = inspect.signature(call).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _answered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A network's `__call__`, which the current run answers."""
+    plain = functools.partial(original_class(self).__call__, self)
+    names = _networks.get(self, {})
+    here = _current.get()
+    if here is not None and here.owner in names:
+        return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
+    if here is None:
+        for owner in names:
+            if owner.run is not None:
+                owner.run.calls_outside += 1
+    return plain(*args, **kwargs)
+
+
+@contextmanager
+def _cache_context(self: Any, name: str, **kwargs: Any) -> Iterator[None]:
+    here = _current.get()
+    with original_class(self).cache_context(self, name, **kwargs):
+        if here is None:
+            yield
+            return
+        before, here.context = here.context, name
+        try:
+            yield
+        finally:
+            here.context = before

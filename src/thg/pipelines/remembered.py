@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.identity import denoiser_of, fingerprint
 from thg.errors import PlanError
+from thg.pipelines.identity import denoiser_of, fingerprint
 from thg.plans.tuned import Tuned, folder
 
 SWITCH = "THG_TUNED"  # 0: nothing is looked for

@@ -1,73 +1,65 @@
-"""What a run observes of the pipeline's networks: which they are, and whether a call repeats an earlier one."""
+"""Watches `scheduler.step` in a run: a step is what happens between two of its calls. Restored after the run."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from thg.adapter.call import Call
+from thg.plans.response import ADDS_NOISE
 
-# Modules that are not part of a denoising loop, even if a callback calls them there.
-_OTHERS = ("vae", "movq", "text_encoder", "image_encoder", "tokenizer", "safety", "feature_extractor", "vocoder")
-
-
-def networks_of(pipe: Any) -> dict[torch.nn.Module, str]:
-    """The networks of a pipeline that may run in its denoising loop, with their names."""
-    return {
-        part: name
-        for name, part in vars(pipe).items()
-        if isinstance(part, torch.nn.Module) and not any(other in name for other in _OTHERS)
-    }
+NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 
 
-# -- network calls
+def obstacle_in(arguments: Mapping[str, Any]) -> str:
+    """Why the arguments of `scheduler.step` make its response useless, if they do."""
+    noise = next((name for name in NOISE_ARGUMENTS if arguments.get(name)), "")
+    return f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
 
 
-@dataclass(frozen=True, eq=False)
-class SeenCall:
-    """A network call of the last evaluated step.
-
-    shapes: of the tensors among its arguments. tensors: these, without keeping them alive. steady: whether each was the
-    same object in the evaluated step before: a condition of the run.
-    """
-
-    module: Any
-    output: Any
-    shapes: tuple[Any, ...]
-    tensors: tuple[weakref.ref[Tensor], ...]
-    steady: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, call: Call, run: Callable[[], Any], before: SeenCall | None) -> SeenCall:
-        """Makes a call. before: the same call of the evaluated step before."""
-        found = list(_tensors((call.args, call.kwargs)))
-        shapes = tuple(tuple(tensor.shape) for tensor in found)
-        steady = [False] * len(found)
-        if before is not None and before.module is call.module and before.shapes == shapes:
-            steady = [old() is new for old, new in zip(before.tensors, found, strict=True)]
-        references = tuple(weakref.ref(tensor) for tensor in found)
-        return cls(call.module, run(), shapes, references, tuple(steady))
-
-    def repeats(self, call: Call) -> bool:
-        """Is this the same call at another time: the same network, shapes and conditions?"""
-        found = list(_tensors((call.args, call.kwargs)))
-        if call.module is not self.module or self.shapes != tuple(tuple(tensor.shape) for tensor in found):
-            return False
-        conditions = zip(self.tensors, found, self.steady, strict=True)
-        return all(old() is new for old, new, steady in conditions if steady)
+Replace = Callable[[Any, Tensor, dict[str, Any]], Tensor]
+"""replace(scheduler, output, arguments): the output that the scheduler gets in place of this one."""
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+class StepWatch:
+    """Replaces a scheduler's `step`, with the same signature, within a run of a pipeline."""
+
+    def __init__(self, scheduler: Any, step: Callable[..., Any], replace: Replace) -> None:
+        self._scheduler, self._step, self._replace = scheduler, step, replace
+        functools.update_wrapper(self, type(scheduler).step)
+        self.__signature__ = inspect.signature(step)
+        self._names = tuple(self.__signature__.parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        output = arguments.pop(self._names[0], None)
+        if not isinstance(output, Tensor):
+            return self._step(*args, **kwargs)
+        return self._step(self._replace(self._scheduler, output, arguments), **arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Some pipelines make copies of their scheduler in each call; these are watched as well."""
+        copied = memo.get(id(self._scheduler), self._scheduler)
+        return StepWatch(copied, types.MethodType(type(copied).step, copied), self._replace)
+
+
+@contextmanager
+def watched(pipe: Any, replace: Replace) -> Iterator[None]:
+    """Within a block, the pipeline's schedulers get the outputs that `replace` returns."""
+    schedulers = [part for part in vars(pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
+    before = [vars(scheduler).get("step") for scheduler in schedulers]
+    for scheduler in schedulers:
+        scheduler.step = StepWatch(scheduler, scheduler.step, replace)
+    try:
+        yield
+    finally:
+        for scheduler, step in zip(schedulers, before, strict=True):
+            if step is not None:
+                scheduler.step = step
+            else:
+                vars(scheduler).pop("step", None)

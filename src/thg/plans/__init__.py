@@ -6,7 +6,7 @@ from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner, look_before_you_leap, m_max, rho_for, tapered, uniform
 from thg.plans.presets import PRESETS, Preset, preset
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Preset",
-    "Run",
+    "RunInfo",
     "Tuned",
     "look_before_you_leap",
     "m_max",

@@ -18,7 +18,7 @@ from torch import Tensor
 from thg.errors import ScheduleError
 from thg.plans.plan import MOST_STEPS
 from thg.plans.response import Response, probe
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """answer(x, sigma): the network's output for a call of the denoiser, in the shape of the state x."""
@@ -45,12 +45,12 @@ class Calls:
 
     def run(
         self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
-    ) -> Run:
-        """The same as a `Run`, for guides.
+    ) -> RunInfo:
+        """The same as a `RunInfo`, for guides.
 
         grid: the noise levels passed to the sampler, from high to low. log_snr: of each call, if known.
         """
-        return Run(
+        return RunInfo(
             steps=len(self.sigmas),
             positions=positions(self.sigmas, grid),
             guidance_scale=guidance_scale,

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
+from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
 from thg.plans.plan import Plan, Skips
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 Array = NDArray[np.float64]
 
@@ -69,7 +70,7 @@ class Within:
     effort: float = 1.0
     skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         return network_plan(run, evaluations_within(self.error, run, self.effort))
 
 
@@ -96,7 +97,7 @@ def check_error(error: float) -> None:
         )
 
 
-def evaluations_within(error: float, run: Run, effort: float = 1.0, prior: Prior = PRIOR) -> int:
+def evaluations_within(error: float, run: RunInfo, effort: float = 1.0, prior: Prior = PRIOR) -> int:
     """The number of evaluated steps that the prior gives for this tolerance."""
     if not predictable(run):
         return run.steps
@@ -110,20 +111,26 @@ def evaluations_within(error: float, run: Run, effort: float = 1.0, prior: Prior
     return min(run.steps, max(prior.fewest, math.floor(count + 0.5)))
 
 
-def predictable(run: Run) -> bool:
+def predictable(run: RunInfo) -> bool:
     """Can outputs be predicted? New noise and clipping change them in ways that no prediction knows."""
     return not (run.adds_noise or run.clips)
 
 
-def network_plan(run: Run, count: int, prior: Prior = PRIOR) -> Plan:
+def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
     """The plan of a run whose network is evaluated at `count` steps."""
     return Plan(run.steps, grid(run, count, prior), corrector=prior.corrector, slope=prior.slope, skips="network")
+
+
+def network_estimate(plan: Plan, run: Run, factor: float = 1.0) -> Estimate:
+    """Estimates the error of a run whose network leaps. factor: what `thg.tune` has found for this network."""
+    share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
+    return Estimate(factor * share)
 
 
 # -- the positions of the evaluations
 
 
-def grid(run: Run, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
+def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     """`count` steps: the first two, which a line needs, the last, which nothing corrects, and the best in between.
 
     The density is the mean of one over the step indices and one over the angle arctan(sigma / alpha), which is the
@@ -142,7 +149,7 @@ def grid(run: Run, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     return (*range(first - 1), *(first - 1 + i for i in inner))
 
 
-def _angles(run: Run) -> Array | None:
+def _angles(run: RunInfo) -> Array | None:
     """The share of each step in the angle arctan(sigma / alpha) of a run; None if the noise levels are unknown."""
     if run.log_snr is None:
         return None
@@ -188,7 +195,7 @@ def _lightest(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
 # -- steps for a budget
 
 
-def most_steps(nfe: int, run_of: Callable[[int], Run]) -> int:
+def most_steps(nfe: int, run_of: Callable[[int], RunInfo]) -> int:
     """The number of steps with which this many evaluations in total end closest to the converged result.
 
     run_of: the run with a number of steps. Steps at which nothing runs are nearly free: five for each evaluated one, in

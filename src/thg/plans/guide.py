@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from thg.plans.estimate import CORRECTED, UNCORRECTED, UNKNOWN, Estimate
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Visitor(Protocol):
 class GuideMaker(Protocol):
     """Can be enabled on a pipeline: makes the guide of a run."""
 
-    def guide(self, run: Run) -> Guide: ...
+    def guide(self, run: RunInfo) -> Guide: ...
 
 
 class HareGuide:
@@ -62,7 +62,7 @@ class HareGuide:
     from_step: makes the plan to follow instead if the guidance begins at a later step.
     """
 
-    def __init__(self, plan: Plan, run: Run, from_step: Callable[[int], Plan] | None = None) -> None:
+    def __init__(self, plan: Plan, run: RunInfo, from_step: Callable[[int], Plan] | None = None) -> None:
         self._from_step = from_step
         self._leaps = Leaps(plan, run, _estimate(plan, run))
         self._guided_at = -2  # the last step with guidance; before the run there was none
@@ -102,7 +102,7 @@ class HareGuide:
         return self._leaps.estimated_error(sample)
 
 
-def _estimate(plan: Plan, run: Run) -> Estimate | None:
+def _estimate(plan: Plan, run: RunInfo) -> Estimate | None:
     if run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
         return None
     share = UNKNOWN if run.response is None else CORRECTED if plan.corrector else UNCORRECTED

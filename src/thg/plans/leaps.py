@@ -22,10 +22,12 @@ import numpy as np
 from thg.plans import hare
 from thg.plans.estimate import Estimate
 from thg.plans.plan import Plan
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class Leaps:
     Called in order of the steps: `evaluates`, then `observe` with a new evaluation or `predict`.
     """
 
-    def __init__(self, plan: Plan, run: Run, estimate: Estimate | None = None) -> None:
+    def __init__(self, plan: Plan, run: RunInfo, estimate: Estimate | None = None) -> None:
         self.plan = plan
         self._run = run
         self._estimate = estimate
@@ -126,9 +128,14 @@ class Leaps:
         return _combined(terms, weights)
 
 
+def is_hopeless(miss: Tensor | None) -> bool:
+    """Does a largest miss make the result doubtful? Waits for the device."""
+    return miss is not None and bool(miss > HOPELESS)
+
+
 @functools.lru_cache(maxsize=256)
 def _after_leap(
-    plan: Plan, run: Run, nodes: tuple[float, ...], start: int, step: int
+    plan: Plan, run: RunInfo, nodes: tuple[float, ...], start: int, step: int
 ) -> tuple[list[float], list[list[float]]]:
     """The weights of the terms at `nodes` and of the new one in the error of a leap, and in its corrections.
 
@@ -142,7 +149,7 @@ def _after_leap(
     return run.response.input_error(start, missed).tolist(), gains
 
 
-def _missed(plan: Plan, run: Run, nodes: tuple[float, ...], call: int, step: int) -> list[float]:
+def _missed(plan: Plan, run: RunInfo, nodes: tuple[float, ...], call: int, step: int) -> list[float]:
     """The missing weights of the terms at `nodes` and of the new one (of `step`) in a call of the leap.
 
     The polynomial through the new term and those used for the prediction, minus that prediction.
@@ -166,7 +173,7 @@ def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total
 
 
-def _leap_length(run: Run, start: int, step: int) -> float:
+def _leap_length(run: RunInfo, start: int, step: int) -> float:
     """The length of a leap if the response is unknown: in noise levels, or as a share of the steps."""
     if run.log_snr is None:
         return (step - start) / run.steps

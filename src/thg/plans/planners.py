@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.estimate import UNCORRECTED, UNKNOWN, Estimate
-from thg.plans.fidelity import PRIOR, network_plan, predictable, within
+from thg.plans.fidelity import PRIOR, network_estimate, network_plan, predictable, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan, Skips
 from thg.plans.presets import Preset, preset
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 DEFAULT_NFE = 0.5
 CORRECTOR, SLOPE = 0.85, 0.6  # of optimised plans for the guidance term (see `Plan`)
@@ -33,7 +32,7 @@ CORRECTOR, SLOPE = 0.85, 0.6  # of optimised plans for the guidance term (see `P
 class Planner(Protocol):
     """Makes the plan of a run. One whose plans let the whole network leap has the attribute skips = "network"."""
 
-    def plan(self, run: Run) -> Plan: ...
+    def plan(self, run: RunInfo) -> Plan: ...
 
 
 # -- grids
@@ -132,7 +131,7 @@ class Uniform:
     hare_order: int = 2
     corrector: float = 0.0
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         if self.every is not None:
             coarse = tuple(range(0, run.steps, self.every))
         else:
@@ -168,7 +167,7 @@ class Tapered:
     nfe: float = DEFAULT_NFE
     skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         return network_plan(run, evaluated_steps(self.nfe, run) if predictable(run) else run.steps)
 
 
@@ -185,7 +184,7 @@ def tapered(nfe: float = DEFAULT_NFE) -> Tapered:
     return Tapered(nfe)
 
 
-def evaluated_steps(nfe: float, run: Run) -> int:
+def evaluated_steps(nfe: float, run: RunInfo) -> int:
     """At how many steps the network can run with this budget."""
     count = round(nfe * run.steps) if isinstance(nfe, float) else nfe // run.branches
     return min(run.steps, max(PRIOR.fewest, count))
@@ -220,7 +219,7 @@ class Fixed:
     def skips(self) -> Skips:
         return self.value.skips
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         if self.value.steps == run.steps:
             return self.value
         distinct = len(set(run.positions))
@@ -233,7 +232,7 @@ class Fixed:
             f"thg.enable(pipe, thg.tapered({self.value.nfe / self.value.cfg_nfe:.2f})), which fits any run"
         )
 
-    def _on_repeated_calls(self, run: Run) -> Plan:
+    def _on_repeated_calls(self, run: RunInfo) -> Plan:
         """For a sampler with several network calls per time step: each call follows the plan of its step."""
         coarse = frozenset(self.value.coarse)
         guided = [k for k, position in enumerate(run.positions) if self.value.guides(round(position))]
@@ -257,19 +256,18 @@ class Planned:
         """What the planner's plans skip."""
         return getattr(self.planner, "skips", "unconditional")
 
-    def leaps(self, run: Run) -> Leaps:
+    def leaps(self, run: RunInfo) -> Leaps:
         """A run in which the whole network leaps."""
         plan = self.planner.plan(run)
-        share = UNKNOWN if run.response is None else PRIOR.remaining if plan.corrector else UNCORRECTED
-        return Leaps(plan, run, Estimate(share * getattr(self.planner, "factor", 1.0)))
+        return Leaps(plan, run, network_estimate(plan, run, getattr(self.planner, "factor", 1.0)))
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         """A run in which the guidance term leaps."""
         if isinstance(self.planner, Fixed):
             return HareGuide(self.planner.plan(run), run)
         return HareGuide(self.planner.plan(run), run, partial(self._from_step, run))
 
-    def _from_step(self, run: Run, first: int) -> Plan:
+    def _from_step(self, run: RunInfo, first: int) -> Plan:
         """The plan of a run whose guidance begins at a later step."""
         rest = run.part(first, run.steps)
         return _with_budget_left(self.planner, first, rest.steps).plan(rest).placed(first, run.steps)

@@ -12,7 +12,7 @@ from thg.errors import PlanError
 from thg.files import write_atomically
 from thg.plans.fidelity import evaluations_within, network_plan
 from thg.plans.plan import Plan, Skips
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 FORMAT = "thg-tuned-1"
 
@@ -39,7 +39,7 @@ class Tuned:
     precision: str = ""
     skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         return network_plan(run, evaluations_within(self.error, run, self.effort))
 
     @property

@@ -22,7 +22,7 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.optimal import leap_costs, optimal_grid, optimal_grids
 from thg.profiles.regridded import Regridded, far_from
 
@@ -86,7 +86,7 @@ class ProfilePlanner:
         Plan(profile.steps, (0,), cutoff, boost, hare_order, corrector)  # the same checks, now and not in the first run
         return cls(profile, error, nfe, rho, method, hare_order, corrector, cutoff, boost)
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         _require_same_network(self.profile, run)
         if far := far_from(self.profile, run):
             warnings.warn(
@@ -109,7 +109,7 @@ class ProfilePlanner:
             return self._as_plan(run, self._optimal(here, evaluations), None)
         return self._as_plan(run, self._within(here, evaluations, cutoff or run.steps), cutoff)
 
-    def _as_plan(self, run: Run, coarse: tuple[int, ...], cutoff: int | None) -> Plan:
+    def _as_plan(self, run: RunInfo, coarse: tuple[int, ...], cutoff: int | None) -> Plan:
         return Plan(run.steps, coarse, cutoff, self.boost, self.hare_order, self.corrector)
 
     def _algorithm2(self, here: Regridded, rho: float) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def same_network(fingerprint: str, network: str) -> bool:
     return fingerprint == network
 
 
-def _require_same_network(profile: Profile, run: Run) -> None:
+def _require_same_network(profile: Profile, run: RunInfo) -> None:
     fingerprint = profile.about.network
     if run.network is not None and fingerprint and not same_network(fingerprint, run.network):
         raise ProfileError(

@@ -22,7 +22,7 @@ from thg.files import write_atomically
 from thg.ode.outputs import Prediction
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.plan import Plan
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.moments import Moments
 from thg.profiles.planner import Method, ProfilePlanner
 
@@ -100,7 +100,7 @@ class Profile:
 
     # -- plans
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         """The plan of `planner(error=0.01)`: a profile is a planner itself, `thg.enable(pipe, profile)`."""
         return self.planner(error=DEFAULT_ERROR).plan(run)
 

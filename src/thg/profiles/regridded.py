@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.ode.solvers import lagrange_weights
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.noise import noise_share, output_weight
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Regridded:
     hare_scale: float
 
     @classmethod
-    def of(cls, profile: Profile, run: Run) -> Regridded:
+    def of(cls, profile: Profile, run: RunInfo) -> Regridded:
         own = profile.noise[:-1]
         positions = np.asarray(run.positions, dtype=np.float64)
         if run.log_snr is not None:
@@ -118,7 +118,7 @@ def _cubic(place: float, size: int) -> Array:
     return row
 
 
-def far_from(profile: Profile, run: Run) -> str:
+def far_from(profile: Profile, run: RunInfo) -> str:
     """How a run is too different from the measured one, in words; empty if it is not."""
     distinct = len(set(run.positions))
     w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale

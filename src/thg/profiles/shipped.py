@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thg.plans.plan import Plan
 from thg.plans.planners import Planner
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.planner import ProfilePlanner
 from thg.profiles.profile import Profile
 from thg.profiles.regridded import far_from
@@ -31,6 +31,6 @@ class NearProfile:
     near: ProfilePlanner
     elsewhere: Planner
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         planner = self.elsewhere if far_from(self.near.profile, run) else self.near
         return planner.plan(run)

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.adapter.describe import describe
-from thg.adapter.observe import NOISE_ARGUMENTS
+from thg.pipelines.describe import describe
+from thg.pipelines.watch import NOISE_ARGUMENTS
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
 from thg.plans.response import ADDS_NOISE
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 Output = Tensor | tuple[Tensor, ...]
 
@@ -68,7 +68,7 @@ def run_of(
     branches: int,
     guidance_scale: float | None = None,
     step_arguments: dict[str, Any] | None = None,
-) -> Run:
+) -> RunInfo:
     """The run of a request, from the engine's scheduler, whose time steps are set.
 
     step_arguments: further arguments of the scheduler's step.
@@ -81,7 +81,7 @@ def run_of(
 class ServedRun:
     """The steps of one request. It holds at most three outputs, and none after the last step."""
 
-    def __init__(self, planned: Planned, run: Run) -> None:
+    def __init__(self, planned: Planned, run: RunInfo) -> None:
         self._run = run
         self._leaps: Leaps = planned.leaps(run)
         self._next = 0
@@ -94,17 +94,18 @@ class ServedRun:
         self._plain_because = ""
 
     def step(
-        self, index: int, evaluate: Callable[[], Output], *, model: object, branches: int, state: Tensor
+        self, index: int, evaluate: Callable[[], Output], *, model: object, branches: int, state: Tensor | None
     ) -> Output:
         """The output that the engine's scheduler gets at this step.
 
         evaluate: runs the network with all its branches. model: the network; another one (two experts) starts anew, as
-        do another number of branches (guidance begins or ends) and another shape. state: the latents before the step.
+        do another number of branches (guidance begins or ends) and another shape. state: the latents before the step;
+        None if the engine does not show them, and then there is no estimate.
         """
         if index != self._next or index >= self._run.steps:
             self._plain_because = self._plain_because or f"step {index} came where step {self._next} was expected"
         self._next = index + 1
-        kind = (id(model), branches, tuple(state.shape))
+        kind = (id(model), branches, None if state is None else tuple(state.shape))
         if kind != self._kind:
             self._leaps.forget()
             self._known = 0
@@ -117,7 +118,8 @@ class ServedRun:
         self._plain_evaluations += branches
         output = self._observed(index, evaluate()) if runs else self._predicted(index)
         if index == self._run.steps - 1:
-            self._error = self._leaps.estimated_error(state)
+            if state is not None and state.shape == _parts(output)[0].shape:  # else it holds more than the latents
+                self._error = self._leaps.estimated_error(state)
             self._leaps.forget()
             self._like = ()
         return output

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import thg
 from thg.errors import UnsupportedPipelineError
+from thg.serving.counters import count
+from thg.serving.pipeline import accelerated
 from thg.serving.request import Report, ServedRun, run_of
 from thg.serving.setting import KEY, VARIABLE, ServerSetting, server_setting
 
@@ -46,7 +47,6 @@ class Hooks:
 
     def __init__(self, setting: ServerSetting) -> None:
         self._setting = setting
-        self._counters: tuple[Any, Any] | None = None
 
     # -- SGLang's own stages
 
@@ -105,20 +105,12 @@ class Hooks:
             extra.pop(KEY, None)  # the pipeline does not know it
         if planned is None or batch.is_warmup:
             return original(stage, batch, server_args)
-        pipe = stage.diffusers_pipe
         try:
-            thg.enable(pipe, planned.planner)
+            result, report = accelerated(stage.diffusers_pipe, planned, lambda: original(stage, batch, server_args))
         except UnsupportedPipelineError as error:
             logger.warning("thg: request %s runs as it is: %s", _name(batch), error)
             return original(stage, batch, server_args)
-        try:
-            result = original(stage, batch, server_args)
-            done = thg.summary(pipe)
-        finally:
-            thg.disable(pipe)
-        ran = tuple(int(count > 0) for count in done.evaluations)
-        worst = max(done.estimated_error) if done.estimated_error else None
-        self._publish(batch, Report(done.steps, done.nfe, done.cfg_nfe, ran, worst, done.note))
+        self._publish(batch, report)
         return result
 
     # -- the report
@@ -127,24 +119,15 @@ class Hooks:
         logger.info("thg: request %s: %s", _name(batch), report)
         if batch.metrics is not None:
             batch.metrics.thg = report.as_dict()
-        self._count(report)
+        if _has_metrics():
+            count(report.evaluations, report.plain_evaluations)
 
-    def _count(self, report: Report) -> None:
-        """Counts in the server's metrics endpoint, if it has one and this rank publishes there."""
-        from sglang.multimodal_gen.runtime.observability.metrics import get_metrics
 
-        if get_metrics() is None:
-            return
-        if self._counters is None:
-            from prometheus_client import Counter
+def _has_metrics() -> bool:
+    """Does the server have a metrics endpoint to which this rank publishes?"""
+    from sglang.multimodal_gen.runtime.observability.metrics import get_metrics
 
-            self._counters = (
-                Counter("thg:network_evaluations", "Network evaluations that were made."),
-                Counter("thg:network_evaluations_skipped", "Network evaluations that were predicted instead."),
-            )
-        made, skipped = self._counters
-        made.inc(report.evaluations)
-        skipped.inc(report.plain_evaluations - report.evaluations)
+    return get_metrics() is not None
 
 
 def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 import thg
-from thg.adapter.budget import usual_guidance
-from thg.adapter.describe import known_run
-from thg.adapter.identity import fingerprint
-from thg.adapter.layouts import DENOISERS
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
+from thg.pipelines.budget import usual_guidance
+from thg.pipelines.describe import known_run
+from thg.pipelines.identity import fingerprint
+from thg.pipelines.layouts import DENOISERS
 from thg.plans.fidelity import DEFAULT_ERROR
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.profile import Profile
 from thg.profiles.shipped import shipped_profile
 from thg.studio.specs import DefaultSpec
@@ -64,11 +64,11 @@ class Model:
         self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
         if "prompt" not in self.takes:
             raise THGError(f"the studio needs a pipeline with prompts, but {type(pipe).__name__} takes none")
-        self._runs: dict[tuple[str | None, int], Run] = {}
+        self._runs: dict[tuple[str | None, int], RunInfo] = {}
         if profile is not None:  # refused now if it is of another network
             profile.planner(rho=1.0).plan(self.run(None, profile.steps, profile.about.guidance_scale))
 
-    def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> Run:
+    def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> RunInfo:
         """The description of a run before it starts; Heun and PNDM call the network more often than `steps`."""
         if (scheduler, steps) not in self._runs:
             self._runs[scheduler, steps] = known_run(self.schedulers.make(scheduler), steps)

@@ -15,7 +15,7 @@ from thg.plans.fidelity import within
 from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
 from thg.profiles.profile import Profile
@@ -26,7 +26,7 @@ from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, Profi
 START = 0.65  # the share of CFG's evaluations with which the ratio of a profile starts
 
 
-def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
+def make_plan(spec: PlanSpec, run: RunInfo, profile: Profile | None) -> Plan:
     """The plan of a run."""
     if isinstance(spec, PaperSpec):
         return _paper_plan(spec.preset, run)
@@ -39,19 +39,19 @@ def make_plan(spec: PlanSpec, run: Run, profile: Profile | None) -> Plan:
     return _profile_plan(spec, run, profile)
 
 
-def _default_plan(spec: DefaultSpec, run: Run) -> Plan:
+def _default_plan(spec: DefaultSpec, run: RunInfo) -> Plan:
     planner: Planner = within(spec.tolerance) if spec.nfe is None else tapered(spec.nfe)
     return replace(planner.plan(run), **spec.changes)
 
 
-def _profile_plan(spec: ProfileSpec, run: Run, profile: Profile) -> Plan:
+def _profile_plan(spec: ProfileSpec, run: RunInfo, profile: Profile) -> Plan:
     if spec.rho is not None:
         return profile.planner(rho=spec.rho).plan(run)
     elsewhere: Planner = within(spec.error) if spec.error is not None else tapered(spec.nfe or DEFAULT_NFE)
     return NearProfile(profile.planner(nfe=spec.nfe, error=spec.error), elsewhere).plan(run)
 
 
-def _paper_plan(name: str, run: Run) -> Plan:
+def _paper_plan(name: str, run: RunInfo) -> Plan:
     plan = preset(name)
     try:
         return Fixed(plan).plan(run)
@@ -62,7 +62,7 @@ def _paper_plan(name: str, run: Run) -> Plan:
         ) from None
 
 
-def note(spec: PlanSpec, plan: Plan, run: Run, profile: Profile | None) -> str:
+def note(spec: PlanSpec, plan: Plan, run: RunInfo, profile: Profile | None) -> str:
     """A note on the plan for the user, or an empty string."""
     notes = []
     if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
@@ -126,7 +126,7 @@ def paper_presets() -> list[dict[str, Any]]:
     ]
 
 
-def first_rho(profile: Profile, run: Run) -> float:
+def first_rho(profile: Profile, run: RunInfo) -> float:
     """The smallest ratio on the slider, from 0.1 to 10, whose plan is within the default budget."""
     ratios = [10 ** (position / 100) for position in range(-100, 101)]
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thg.adapter.schedulers import read_schedule
 from thg.errors import THGError
+from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.schedule import Schedule
 from thg.studio.media import png
 

@@ -18,7 +18,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunInfo:
     """The description of a run when it starts.
 
     steps: denoiser calls of the run (Heun and PLMS make more calls than the sampler has steps).
@@ -50,11 +50,11 @@ class Run:
     branches: int = 2
 
     @classmethod
-    def of(cls, steps: int, guidance_scale: float | None = None) -> Run:
+    def of(cls, steps: int, guidance_scale: float | None = None) -> RunInfo:
         """A run of which only this is known."""
         return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
 
-    def part(self, start: int, end: int) -> Run:
+    def part(self, start: int, end: int) -> RunInfo:
         """The calls from `start` to `end` as a separate run: guidance in an interval."""
         if (start, end) == (0, self.steps):
             return self

@@ -18,7 +18,7 @@ from thg.errors import PlanError, UnsupportedPipelineError
 from thg.pipelines import enabled, summary
 from thg.plans.guide import Guide
 from thg.plans.planners import evaluations_for
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 TOLERANCE = 0.05
 """Relative deviation of the mean from a budget that is allowed: the last guided step jumps with the threshold."""
@@ -39,7 +39,7 @@ class AdaptiveGuidance:
         self.threshold = threshold
         self._last = AdaptiveGuidanceRun(threshold)
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         self._last = AdaptiveGuidanceRun(self.threshold)
         return self._last
 
@@ -73,7 +73,7 @@ class CosineRecorder(PlainGuide):
     def __init__(self) -> None:
         self.curves: list[list[float]] = []  # one list per step
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         self.curves = []
         return self
 

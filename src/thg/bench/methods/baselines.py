@@ -20,16 +20,16 @@ from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 
 class Planned(ABC):
     """A baseline that is a plan for the guidance term."""
 
     @abstractmethod
-    def plan(self, run: Run) -> Plan: ...
+    def plan(self, run: RunInfo) -> Plan: ...
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         return HareGuide(self.plan(run), run)
 
 
@@ -46,7 +46,7 @@ class CFGCache(Planned):
     nfe: int
     interval: int = 5
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
 
@@ -70,10 +70,10 @@ class CFGCacheFFT:
     low_until: float = 0.8  # share of the run
     high_from: float = 0.6
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         return CFGCache(self.nfe, self.interval).plan(run)
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         return FrequencyGuide(HareGuide(self.plan(run), run), self, run.steps)
 
 
@@ -147,7 +147,7 @@ class CFGGate(Planned):
 
     nfe: int
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         return Plan(run.steps, tuple(range(evaluations_for(self.nfe, run.steps))), hare_order=1)
 
 
@@ -159,7 +159,7 @@ class SelectiveGuidance(Planned):
 
     nfe: int
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         return Plan(run.steps, tuple(range(count)), cutoff=count, hare_order=1)
 
@@ -186,7 +186,7 @@ class GuidanceInterval:
     nfe: int
     start: float = 0.17
 
-    def guide(self, run: Run) -> Guide:
+    def guide(self, run: RunInfo) -> Guide:
         count = evaluations_for(self.nfe, run.steps)
         if not 0 <= self.start < 1:
             raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")

@@ -21,7 +21,7 @@ from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""
@@ -115,7 +115,7 @@ class Guided(Policy):
     maker: GuideMaker
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
-        run = Run.of(steps, guidance_scale)
+        run = RunInfo.of(steps, guidance_scale)
         if isinstance(self.maker, Planned):
             return self.maker.planner.plan(run).nfe
         guide = self.maker.guide(run)

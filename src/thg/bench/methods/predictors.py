@@ -20,7 +20,7 @@ from pydantic import Field
 from thg.bench.methods.policy import Guided, Policy
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned, tapered
-from thg.plans.run import Run, Term
+from thg.plans.run import RunInfo, Term
 
 Array = NDArray[np.float64]
 
@@ -115,14 +115,14 @@ class PredictedNetwork(Planned):
 
     predictor: Predictor
 
-    def leaps(self, run: Run) -> Leaps:
+    def leaps(self, run: RunInfo) -> Leaps:
         return PredictedLeaps(replace(self.planner.plan(run), corrector=0.0), run, self.predictor)
 
 
 class PredictedLeaps(Leaps):
     """One run with a predictor of its own."""
 
-    def __init__(self, plan: Any, run: Run, predictor: Predictor) -> None:
+    def __init__(self, plan: Any, run: RunInfo, predictor: Predictor) -> None:
         super().__init__(plan, run)
         self._predictor = predictor
         self._seen: list[tuple[float, Term]] = []

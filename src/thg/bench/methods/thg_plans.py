@@ -20,7 +20,7 @@ from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
 from thg.plans.planners import CORRECTOR, Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 from thg.profiles.profile import Profile
 
 PAPER = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
@@ -99,7 +99,7 @@ class Calibrated(Policy):
 
     def _from_file(self, steps: int, guidance_scale: float) -> Plan:
         assert self.profile is not None
-        return Profile.load(self.profile).planner(**self.planner).plan(Run.of(steps, guidance_scale))
+        return Profile.load(self.profile).planner(**self.planner).plan(RunInfo.of(steps, guidance_scale))
 
     def _measured(self, pilot: Pilot) -> Plan:
         if len(pilot.prompts) < self.calibrate:
@@ -117,7 +117,7 @@ class Calibrated(Policy):
             call=pilot.call,
             progress=False,
         )
-        plan: Plan = profile.planner(**self.planner).plan(Run.of(pilot.steps, pilot.guidance_scale))
+        plan: Plan = profile.planner(**self.planner).plan(RunInfo.of(pilot.steps, pilot.guidance_scale))
         return plan
 
 

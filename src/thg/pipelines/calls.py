@@ -1,13 +1,13 @@
-"""One call of a network: its arguments, and the same call for other samples or fewer branches.
+"""Calls of a network and their outputs: the same call for fewer branches, outputs branch by branch.
 
-Branches are stacked along the first dimension of the arguments, with the same number of rows each.
+Branches are stacked along the first dimension of arguments and outputs, with the same number of rows each.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
+from thg.plans.run import Term
 
 Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 Place = int | str  # of an argument: its index, or its name
@@ -77,15 +78,15 @@ class Call:
 
     @functools.cached_property
     def _sample_at(self) -> Place:
-        usual: Iterator[Place] = (name for name in _SAMPLE if name in self.kwargs)
+        usual = (name for name in _SAMPLE if name in self.kwargs)
         similar = (place for place, value in self._arguments.items() if is_sample(value) and _may_be_batched(place))
-        return next(chain(usual, similar), next(iter(self._arguments), 0))
+        return next(chain[Place](usual, similar), next(iter(self._arguments), 0))
 
     @functools.cached_property
     def _time_at(self) -> Place:
-        usual: Iterator[Place] = (name for name in _TIME if name in self.kwargs)
+        usual = (name for name in _TIME if name in self.kwargs)
         similar = (place for place, value in enumerate(self.args) if place != self._sample_at and _is_time(value))
-        return next(chain(usual, similar), 1)
+        return next(chain[Place](usual, similar), 1)
 
     def with_sample(self, sample: Any, time: Any) -> Call:
         """The same call for another sample at another time."""
@@ -98,7 +99,8 @@ class Call:
 
     def kept(self) -> Call:
         """A copy of the call that can be made again later: some networks pop from the lists that they get."""
-        return self._with({place: _own_list(value) for place, value in self._arguments.items()})
+        own = {place: list(value) if isinstance(value, list) else value for place, value in self._arguments.items()}
+        return self._with(own)
 
     def keeping(self, branches: Sequence[int], of: int) -> Call:
         """The same call with only some of its branches."""
@@ -107,8 +109,6 @@ class Call:
     def _with(self, arguments: dict[Place, Any]) -> Call:
         args = tuple(arguments[place] for place in range(len(self.args)))
         return replace(self, args=args, kwargs={name: arguments[name] for name in self.kwargs})
-
-    # -- branches
 
     def _cut(self, value: Any, place: Place, n: int, keep: Sequence[int]) -> Any:
         """An argument of a call with `n` branches, for the branches `keep` alone."""
@@ -139,35 +139,6 @@ def is_sample(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
 
 
-def time_on_host(time: Any) -> float | None:
-    """A time argument as a number; None if reading it would wait for a device, or lose precision."""
-    if isinstance(time, Tensor):
-        exact = not time.is_floating_point() or torch.finfo(time.dtype).bits >= 32
-        return float(time.reshape(-1)[0]) if time.device.type == "cpu" and time.numel() and exact else None
-    return float(time) if isinstance(time, int | float) else None
-
-
-def same_arguments(one: Any, other: Any) -> bool:
-    """Are these the same objects, including the entries of lists, tuples and dicts? Never waits for a device.
-
-    Equal views of one tensor count as the same object.
-    """
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        place, same_place = (
-            (id(value._base), value.storage_offset(), value.shape, value.stride()) for value in (one, other)
-        )
-        return one._base is not None and place == same_place
-    if isinstance(one, Call) and isinstance(other, Call):
-        return same_arguments((one.args, one.kwargs), (other.args, other.kwargs))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_arguments(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same_arguments, one, other))
-    return isinstance(one, int | float | str) and isinstance(other, int | float | str) and one == other
-
-
 def _select(value: Tensor, n: int, keep: Sequence[int]) -> Tensor:
     """The rows of some of the `n` branches."""
     parts = value.chunk(n)
@@ -178,11 +149,6 @@ def _is_time(value: Any) -> bool:
     return value.ndim < 2 if isinstance(value, Tensor) else isinstance(value, int | float)
 
 
-def _own_list(value: Any) -> Any:
-    """A copy if it is a list."""
-    return list(value) if isinstance(value, list) else value
-
-
 @functools.cache
 def _is_one_of(place: Place, parts: tuple[str, ...]) -> bool:
     """Does the name of an argument contain one of these?"""
@@ -191,3 +157,110 @@ def _is_one_of(place: Place, parts: tuple[str, ...]) -> bool:
 
 def _may_be_batched(place: Place) -> bool:
     return not _is_one_of(place, _NOT_BATCHED)
+
+
+# -- outputs
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors of a network's output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, list | tuple):
+        return [tensor for item in output for tensor in tensors_of(item)]
+    if isinstance(output, Mapping):
+        return [tensor for item in output.values() for tensor in tensors_of(item)]
+    if is_dataclass(output):
+        return [tensor for field in fields(output) for tensor in tensors_of(getattr(output, field.name))]
+    return []
+
+
+def samples_of(output: Any) -> list[Tensor] | None:
+    """The list of per-sample tensors that some networks return in place of a batch."""
+    while isinstance(output, tuple) and len(output) >= 1:
+        output = output[0]
+    if is_dataclass(output):
+        output = getattr(output, fields(output)[0].name)
+    return output if isinstance(output, list) else None
+
+
+def rows_of(output: Any) -> int:
+    """The number of rows of a network's output; 0 if it has no tensors."""
+    listed = samples_of(output)
+    return len(listed) if listed is not None else sum(len(tensor) for tensor in tensors_of(output)[:1] if tensor.ndim)
+
+
+def branch_terms(output: Any, n: int) -> list[Term]:
+    """The output of a call with `n` branches, branch by branch."""
+    tensors, listed = tensors_of(output), samples_of(output)
+    if not tensors:
+        raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
+    if n == 1:
+        return [tuple(tensors)]
+    if listed is not None:
+        size = len(listed) // n
+        return [tuple(listed[k * size : (k + 1) * size]) for k in range(n)]
+    parts = [tensor.chunk(n) for tensor in tensors]
+    return [tuple(part[k] for part in parts) for k in range(n)]
+
+
+def assemble(template: Any, branches: Sequence[Term]) -> Any:
+    """An output with the structure of `template` (of any number of branches), from these branches."""
+    listed = samples_of(template)
+    if listed is not None:
+        return _mapped(template, lambda tensor: tensor, {id(listed): [t for branch in branches for t in branch]})
+    joined = branches[0] if len(branches) == 1 else [torch.cat(parts) for parts in zip(*branches, strict=True)]
+    values = iter(joined)
+    return _mapped(template, lambda _: next(values))
+
+
+def expand_rows(output: Any, n: int, keep: Sequence[int]) -> Any:
+    """An output for the branches `keep`, expanded to all `n`; the others are filled with the first kept branch."""
+
+    def expanded(tensor: Tensor) -> Tensor:
+        kept = dict(zip(keep, tensor.chunk(len(keep)), strict=True))
+        return torch.cat([kept.get(k, kept[keep[0]]) for k in range(n)])
+
+    return _mapped(output, expanded)
+
+
+def _mapped(output: Any, change: Callable[[Tensor], Tensor], lists: Mapping[int, list[Tensor]] | None = None) -> Any:
+    """The output with its tensors changed, and with these lists in place of its own."""
+    if lists and id(output) in lists:
+        return lists[id(output)]
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, list | tuple):
+        return type(output)(_mapped(item, change, lists) for item in output)
+    if is_dataclass(output) and not isinstance(output, type):
+        values = {field.name: _mapped(getattr(output, field.name), change, lists) for field in fields(output)}
+        return type(output)(**values)
+    if isinstance(output, Mapping):
+        return type(output)({key: _mapped(item, change, lists) for key, item in output.items()})  # type: ignore[call-arg]
+    return output
+
+
+# -- the guidance term
+
+
+def difference(conditional: Term, unconditional: Term) -> Term:
+    """d = e_c - e_u, in at least float32."""
+    for c, u in zip(conditional, unconditional, strict=True):
+        if c.shape != u.shape:
+            raise UnsupportedPipelineError(
+                f"the conditional output has the shape {tuple(c.shape)} and the unconditional one {tuple(u.shape)}; "
+                "thg needs equal shapes"
+            )
+    return tuple(at_least_float32(c) - at_least_float32(u) for c, u in zip(conditional, unconditional, strict=True))
+
+
+def unconditional(conditional: Term, term: Term | None) -> Term:
+    """e_u = e_c - d, in the network's own precision. No term means no guidance: e_u = e_c."""
+    if term is None:
+        return conditional
+    return tuple((at_least_float32(c) - d).to(c.dtype) for c, d in zip(conditional, term, strict=True))
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Half precision is too coarse for differences of outputs."""
+    return value if value.dtype == torch.float64 else value.float()

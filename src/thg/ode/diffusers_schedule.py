@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.adapter.scheduler_table import SCHEDULERS, Kind, adds_noise, kind_of
 from thg.errors import ScheduleError
 from thg.ode.curves import Array, FlowCurve, NoiseCurve, TableCurve, log_snr
 from thg.ode.outputs import Node, Prediction
 from thg.ode.schedule import Schedule
+from thg.ode.scheduler_table import SCHEDULERS, Kind, adds_noise, kind_of
 
 
 def read_schedule(scheduler: Any) -> Schedule:
@@ -141,8 +141,10 @@ def _from_sigmas(scheduler: Any, exploding: bool) -> Schedule:
 
 
 def _is_flow(scheduler: Any) -> bool:
-    return "FlowMatch" in "".join(base.__name__ for base in type(scheduler).__mro__) or bool(
-        getattr(scheduler.config, "use_flow_sigmas", False)
+    return (
+        "FlowMatch" in "".join(base.__name__ for base in type(scheduler).__mro__)
+        or bool(getattr(scheduler.config, "use_flow_sigmas", False))
+        or getattr(scheduler.config, "prediction_type", None) == "flow_prediction"  # the FlowUniPC of engines
     )
 
 

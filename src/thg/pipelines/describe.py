@@ -1,23 +1,45 @@
-"""The description of a run for guides, from its scheduler, which is fetched from the device with at most one wait."""
+"""The description of a run, from its scheduler, which is fetched from the device with at most one wait.
+
+The scheduler's response to the network's outputs is measured by one pass of a copy over its calls. Each call gets a
+unit vector in place of an output, so that the state after call n holds R[n, k] in its k-th entry; two further entries
+show whether the scheduler is linear and free of noise.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thg.adapter.response import Measured, scheduler_response
-from thg.adapter.scheduler_table import adds_noise, order_of
-from thg.adapter.schedulers import scheduler_log_snr
 from thg.errors import THGError
-from thg.plans.response import ADDS_NOISE, CLIPS
-from thg.plans.run import Run
+from thg.ode.diffusers_schedule import scheduler_log_snr
+from thg.ode.scheduler_table import adds_noise, order_of
+from thg.plans.response import ADDS_NOISE, CLIPS, Response, probe
+from thg.plans.run import RunInfo
+
+LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
+REMEMBERED = 32  # responses
 
 
-def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None) -> Run:
+@dataclass(frozen=True)
+class Measured:
+    """response: None for the `reason`."""
+
+    response: Response | None = None
+    reason: str = ""
+
+
+_cache: OrderedDict[Any, Measured] = OrderedDict()
+
+
+def describe(
+    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None
+) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
@@ -31,7 +53,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     levels = times if log_snr is None else log_snr
     place = {level: float(i) for i, level in enumerate(dict.fromkeys(levels))}
     measured = Measured(reason=obstacle) if obstacle else scheduler_response(scheduler, calls)
-    return Run(
+    return RunInfo(
         steps=len(times),
         positions=tuple(place[level] for level in levels),
         log_snr=log_snr,
@@ -44,7 +66,7 @@ def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = No
     )
 
 
-def known_run(scheduler: Any, steps: int) -> Run:
+def known_run(scheduler: Any, steps: int) -> RunInfo:
     """The calls of a run with so many steps. The scheduler is one that is not used afterwards."""
     shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     try:
@@ -68,6 +90,60 @@ def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None
         return tuple(scheduler_log_snr(scheduler).tolist()[-len(times) :])
     except (THGError, AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
+
+
+# -- the response
+
+
+def scheduler_response(scheduler: Any, times: Sequence[Tensor]) -> Measured:
+    """The response over the calls at these times. The scheduler is on the CPU."""
+    key = _key(scheduler, times)
+    measured = _cache.get(key)
+    if measured is None:
+        measured = _cache[key] = _measure(scheduler, times)
+        if len(_cache) > REMEMBERED:
+            _cache.popitem(last=False)
+    return measured
+
+
+def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
+    """The complete state of a scheduler, and the times."""
+    values = vars(scheduler).items()
+    state = tuple(
+        (name, v.double().numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for name, v in sorted(values)
+    )
+    return type(scheduler), state, tuple(float(t) for t in times)
+
+
+def _measure(scheduler: Any, times: Sequence[Tensor]) -> Measured:
+    name = type(scheduler).__name__
+    if len(times) > LONGEST:
+        return Measured(reason=f"a run of {len(times)} network calls is too long for it")
+    if adds_noise(scheduler):
+        return Measured(None, f"{name} {ADDS_NOISE} at every step")
+    try:
+        states, scales = _pass(scheduler, times, torch.from_numpy(probe(len(times))))
+    except Exception as error:
+        return Measured(reason=f"{name} could not be run on unit vectors ({type(error).__name__}: {error})")
+    response = Response.measured(states.numpy(), scales.numpy())
+    if isinstance(response, Response):
+        return Measured(response)
+    return Measured(None, f"{name} {response}")
+
+
+def _pass(scheduler: Any, times: Sequence[Tensor], outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The states after each call, one row each, and the factors on the network's inputs. The noise is the same in each
+    pass."""
+    scheduler = copy.deepcopy(scheduler)
+    state = torch.zeros(1, 1, outputs.shape[1], dtype=torch.float64)  # some schedulers look for a channel dimension
+    rows, scales = [], torch.ones(len(times), dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for call, (time, output) in enumerate(zip(times, outputs, strict=True)):
+            if hasattr(scheduler, "scale_model_input"):  # as pipelines do before each call; some schedulers require it
+                scales[call] = scheduler.scale_model_input(torch.ones_like(state), time).flatten()[0]
+            (state, *_) = scheduler.step(output.reshape(state.shape), time, state, return_dict=False)
+            rows.append(state.flatten().double())
+    return torch.stack(rows), scales
 
 
 # -- the scheduler on the CPU

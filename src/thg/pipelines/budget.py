@@ -7,11 +7,11 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from thg.adapter.describe import known_run
 from thg.errors import PlanError, UnsupportedPipelineError
+from thg.pipelines.describe import known_run
 from thg.plans.fidelity import most_steps
 from thg.plans.planners import Tapered, tapered
-from thg.plans.run import Run
+from thg.plans.run import RunInfo
 
 USUAL_GUIDANCE = 5.0
 
@@ -37,7 +37,7 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
         )
     scale = usual_guidance(pipe) if guidance_scale is None else guidance_scale
 
-    def run_of(steps: int) -> Run:
+    def run_of(steps: int) -> RunInfo:
         run = known_run(copy.deepcopy(scheduler), steps)
         return replace(run, guidance_scale=scale, branches=2 if scale > 1 else 1)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.classes import original_class
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.substitute import original_class
 
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 """The usual names of the denoising network in pipelines."""
@@ -105,9 +105,9 @@ class Perturbed(Batched):
 
 @dataclass(frozen=True)
 class Sequential:
-    """One call per branch.
+    """One call per branch, the conditional one first.
 
-    branches: their order. unconditional: a separate network for the unconditional branch, if there is one.
+    unconditional: a separate network for the unconditional branch, if there is one.
     rescales: the pipeline multiplies the network's output by a factor that changes from step to step.
     """
 
@@ -119,21 +119,16 @@ class Sequential:
 
     def __post_init__(self) -> None:
         _require_names("Sequential", branches=self.branches, denoisers=self.denoisers)
-        if sorted(self.branches) != ["cond", "uncond"]:
+        if self.branches != ("cond", "uncond"):
             raise UnsupportedPipelineError(
-                f"branches={self.branches!r} must be the order of the two calls: "
-                'thg.Sequential(branches=("cond", "uncond")) or thg.Sequential(branches=("uncond", "cond"))'
+                f'branches={self.branches!r} must be ("cond", "uncond"): the conditional output is needed first to '
+                "predict the other; in another order the default works, thg.enable(pipe, thg.within(0.01))"
             )
 
     @property
     def networks(self) -> tuple[str, ...]:
         """The names of all networks that run a branch."""
         return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
-
-    @property
-    def cond(self) -> int:
-        """The place of the conditional call."""
-        return self.branches.index("cond")
 
 
 @dataclass(frozen=True)
@@ -195,7 +190,7 @@ def guided_networks(pipe: Any, layout: Batched | Sequential) -> dict[torch.nn.Mo
 @functools.cache
 def known_layouts() -> dict[str, Layout]:
     """The pipeline classes of diffusers in the table, with their layouts."""
-    groups = json.loads(files("thg.adapter").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
+    groups = json.loads(files("thg.pipelines").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
     return {name: _layout(group) for group in groups for name in group["pipelines"]}
 
 

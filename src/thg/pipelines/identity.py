@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from thg.adapter.classes import original_class
-from thg.adapter.layouts import DENOISERS
+from thg.pipelines.layouts import DENOISERS
+from thg.pipelines.substitute import original_class
 
 _ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters that users load on top of a network
 

@@ -1,1 +1,0 @@
-"""The paper's plans on diffusers pipelines: everything that needs to know the branches of guidance."""

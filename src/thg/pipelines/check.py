@@ -1,0 +1,353 @@
+"""Checks a layout at a guided step, and measures the guidance scale.
+
+Between two calls of `scheduler.step` a pipeline calls its network for all branches; then it passes P, computed from
+their outputs E_1 ... E_n, to the scheduler. If the layout is right, P = s * sum_k a_k E_k with shares a_k that add up
+to 1, and the conditional branch has the largest share, which is w: plain CFG is s = 1 with the shares 1 - w and w; a
+rescaled formula has another s. How a branch corresponds to P is not known (as it is, half of it, tokens in another
+order), so all ways are tried; they are computed on the device and read together, with one wait of the host. Where a
+pipeline passes on another number of values the layout cannot be checked, and is trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thg.errors import UnsupportedPipelineError
+from thg.pipelines.calls import at_least_float32
+
+ROUNDING = 1e-4  # relative error that float32 arithmetic between network and scheduler may cause
+DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it is new
+SURE = 0.02  # least difference of a share from 0 and 1
+UNEQUAL = 0.1  # allowed spread of the shares over the vectors of one sample, relative to the largest share
+
+View = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The outputs of one step.
+
+    branches: one for each branch of the layout; cond is the place of the conditional one. further: of calls that are no
+    branches (a perturbed pass). whole: the output with all branches, if they were in one call.
+    """
+
+    branches: tuple[Tensor, ...]
+    cond: int
+    further: tuple[Tensor, ...] = ()
+    whole: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A guided step. w: None if it cannot be measured. rescaled: the formula rescales the combination.
+
+    with_sample: P also contains the sample. reading: the index of the correspondence that fits.
+    """
+
+    w: float | None = None
+    rescaled: bool = False
+    with_sample: bool = False
+    reading: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """One correspondence. measure: computes the numbers of its `_Fit`.
+
+    count: of branches. by_vector: tokens, pixels or frames have their own coefficients. certain: the shapes are those
+    of P, so that a combination must fit.
+    """
+
+    measure: Callable[[], Tensor]
+    count: int
+    certain: bool = True
+    by_vector: bool = False
+    with_sample: bool = False
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The numbers of one fit.
+
+    error: the residual of P relative to what rounding can cause; below 1 is a fit.
+    scale: s. spread: standard deviation of the shares over the rows, summed over the branches.
+    doubt: the standard error of the shares due to rounding; infinite if the branches are equal. shares: a_k.
+    """
+
+    error: float
+    scale: float
+    spread: float
+    doubt: float
+    shares: tuple[float, ...]
+
+
+def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
+    """What the step shows; None if it is not guided. Raises an error if the layout does not explain it."""
+    readings = list(_readings(step, passed, sample))
+    if not readings:
+        return Guided()  # a part of the outputs, or more, reaches the scheduler
+    measured = [reading.measure() for reading in readings]
+    width = max(map(len, measured))
+    padded = torch.stack([torch.nn.functional.pad(numbers, (0, width - len(numbers))) for numbers in measured])
+    conclusions: list[Guided | str | None] = []
+    closest = torch.inf
+    for number, (reading, numbers) in enumerate(zip(readings, padded.tolist(), strict=True)):
+        error, scale, spread, doubt, *shares = numbers
+        found = _Fit(error, scale, spread, doubt, tuple(shares[: reading.count]))
+        closest = min(closest, found.error)
+        unequal = reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares))
+        if found.error < 1 and not unequal:
+            conclusions.append(_conclude(reading, found, step.cond, number))
+    for conclusion in conclusions:
+        if isinstance(conclusion, Guided) and conclusion.w is not None:
+            return conclusion
+    for conclusion in conclusions:
+        if isinstance(conclusion, str):
+            raise UnsupportedPipelineError(conclusion)
+        return conclusion
+    if not any(reading.certain for reading in readings):
+        return Guided()
+    if closest < 1:
+        raise UnsupportedPipelineError("its pixels, tokens or frames are combined in different ways")
+    raise UnsupportedPipelineError(
+        f"no combination of its network outputs gives what it passes to scheduler.step ({_seen(step, passed)}; the "
+        f"closest leaves {closest * ROUNDING:.1e} of it)"
+    )
+
+
+def scale_of(step: Step, passed: Tensor, sample: Tensor | None, guided: Guided) -> Tensor | None:
+    """The residual, the standard error and w of a later step, on the device; None if its shapes have changed."""
+    reading = next(itertools.islice(_readings(step, passed, sample), guided.reading, None), None)
+    if reading is None or reading.count <= step.cond:
+        return None
+    numbers = reading.measure()
+    return torch.stack([numbers[0], numbers[3], numbers[4 + step.cond]])
+
+
+def _conclude(reading: _Reading, numbers: _Fit, cond: int, number: int) -> Guided | str | None:
+    """What a fit means: a guided step, one without guidance, or why thg cannot follow it."""
+    shares, plain = numbers.shares, abs(abs(numbers.scale) - 1) < SURE
+    if reading.count == 1:
+        return None
+    guided = Guided(None, not plain or reading.by_vector, reading.with_sample, number)
+    if not numbers.doubt < SURE:
+        return guided  # the branches are equal: nothing to check
+    if not any(shares):
+        return None  # zeros reach the scheduler
+    w = shares[cond]
+    if max(shares) > w + SURE:
+        largest = max(range(len(shares)), key=lambda k: shares[k])
+        if shares[largest] < 1 + SURE:
+            return None  # one branch alone reaches the scheduler
+        return (
+            f"branch {largest + 1} of {len(shares)} is its conditional one (w = {shares[largest]:.3g}), and its layout "
+            f"says {cond + 1}; name the order of its branches: thg.enable(pipe, plan, layout=...)"
+        )
+    if abs(w - 1) < SURE and all(share > -SURE for share in shares):
+        return None
+    if w < 1:
+        return "its branches are averaged (guidance scale below 1?)"
+    if sum(share > SURE for share in shares) > 1:
+        return (
+            "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
+            "each other, their guidance changes too fast"
+        )
+    if numbers.spread > abs(w - 1) / 2:
+        return "its samples are combined in different ways"
+    return Guided(w, guided.rescaled, guided.with_sample, number)
+
+
+# -- how the branches may correspond to P, the simplest first
+
+
+def _readings(step: Step, passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
+    if not passed.is_floating_point():
+        return
+    whole = step.whole
+    if whole is not None and whole.shape == passed.shape and len(whole) > 1:  # samples without guidance
+        yield _Reading(functools.partial(_passed_on, whole, passed), 1)
+    sets = [step.branches, *([(*step.branches, *step.further)] if step.further else [])]
+    for outputs in sets:
+        if len({output.shape for output in outputs}) == 1 and outputs[0].is_floating_point():
+            yield from _fits(outputs, passed, sample)
+
+
+def _fits(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
+    n, size = len(outputs), len(outputs[0])
+    if passed.ndim == outputs[0].ndim and len(passed) == n * size:
+        passed = passed[:size]  # the step is made for all branches (DiT)
+    for view, target in _views(outputs[0], passed):
+        yield _Reading(functools.partial(_fitted, outputs, view, target, _rows), n)
+        if sample is not None and sample.shape == target.shape:
+            for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
+                measure = functools.partial(_fitted, outputs, view, target, rows, sample)
+                yield _Reading(measure, n, with_sample=True, by_vector=rows is _frames)
+        for dim in range(1, target.ndim):
+            if target.shape[dim] > n:
+                vectors = functools.partial(_vectors, dim=dim)
+                yield _Reading(functools.partial(_fitted, outputs, view, target, vectors), n, by_vector=True)
+    if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
+        yield _Reading(functools.partial(_combine_reordered, outputs, passed), n, certain=False)
+
+
+def _fitted(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
+    return _combine([rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample))
+
+
+def _views(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
+    """The possible correspondences of a branch with P: a view of each branch, and the part of P."""
+    if branch.shape == passed.shape:
+        yield _whole, passed
+    if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
+        half = _first_half(branch).shape
+        if half == passed.shape:
+            yield _first_half, passed
+        elif branch.shape == passed.shape:
+            yield _first_half, _first_half(passed)
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value
+
+
+def _first_half(value: Tensor) -> Tensor:
+    return value[:, : value.shape[1] // 2]
+
+
+def _rows(value: Tensor) -> Tensor:
+    """One row per sample."""
+    return value.reshape(value.shape[0], -1)
+
+
+def _frames(value: Tensor) -> Tensor:
+    """One row per frame of a video (sample, channel, frame, height, width)."""
+    return value.movedim(2, 1).flatten(0, 1).flatten(1)
+
+
+def _vectors(value: Tensor, dim: int) -> Tensor:
+    """One row per vector along a dimension: a formula may rescale each token or pixel separately."""
+    return value.movedim(dim, -1).reshape(-1, value.shape[dim])
+
+
+def _seen(step: Step, passed: Tensor) -> str:
+    shapes = ["x".join(map(str, tensor.shape)) for tensor in (*step.branches, *step.further, passed)]
+    return f"branches: {', '.join(shapes[:-1])}; to the scheduler: {shapes[-1]}"
+
+
+# -- least squares on the tensors' own device: nothing here makes the host wait
+
+
+def _combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = None) -> Tensor:
+    """The numbers of a `_Fit`. All tensors are (rows, elements), and each row has its own coefficients.
+
+    sample: P may also contain a multiple of it (a conversion between prediction types before the step).
+    Means over the rows are weighted by the effect of guidance on them.
+    """
+    target, first, *others = (at_least_float32(value) for value in (passed, *branches))
+    differences = [other - first for other in others]
+    columns = [first, *differences, *([] if sample is None else [at_least_float32(sample)])]
+    coefficients = _least_squares(columns, target)
+    left = target - _sum([c * column for c, column in zip(coefficients, columns, strict=True)])
+    scale, moves = coefficients[0], coefficients[1 : len(branches)]
+    own = [scale - _sum(moves), *moves]
+    size = _sum([c.abs() * _norm(e) for c, e in zip(own, (first, *others), strict=True)])
+    allowed = (ROUNDING * _norm(target)).maximum(_epsilon(passed, *branches) / 2 * size)
+    weight = _sum([c.square() * _dot(d, d) for c, d in zip(moves, differences, strict=True)])
+    weight = weight / _nonzero(weight.sum())
+    shares = [torch.where(weight > 0, c / _nonzero(scale), 0.0) for c in own]
+    means = [(weight * share).sum() for share in shares]
+    spread = _sum([(weight * (s - mean).square()).sum() for s, mean in zip(shares, means, strict=True)]).sqrt()
+    doubt = _doubt(_epsilon(passed, *branches), target, differences)
+    return torch.stack([left.norm() / _nonzero(allowed.norm()), (weight * scale).sum(), spread, doubt, *means])
+
+
+def _passed_on(output: Tensor, passed: Tensor) -> Tensor:
+    """The numbers of a `_Fit` for one branch: P is the output itself, with either sign."""
+    output, target = at_least_float32(output), at_least_float32(passed)
+    left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
+    error = left / _nonzero(ROUNDING * target.norm())
+    one, none = torch.ones_like(error), torch.zeros_like(error)
+    return torch.stack([error, one, none, none, one])
+
+
+def _combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
+    """The numbers of a `_Fit` for two branches if P is a permutation of the combination.
+
+    A permutation does not change the norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
+    candidates for w, each with either sign. Comparing sorted values decides between them.
+    """
+    target, first, second = (at_least_float32(value).flatten() for value in (passed, *branches))
+    difference = second - first
+    a, b = difference.square().sum(), (first * difference).sum()
+    root = (b * b - a * (first.square().sum() - target.square().sum())).clamp_min(0).sqrt()
+    ordered = target.sort().values
+    doubt = _doubt(_epsilon(passed, *branches), target, [difference])
+    candidates = []
+    for w in ((root - b) / _nonzero(a), (-root - b) / _nonzero(a)):
+        size = (1 - w).abs() * first.norm() + w.abs() * second.norm()
+        allowed = (ROUNDING * target.norm()).maximum(_epsilon(passed, *branches) / 2 * size)
+        combined = (first + w * difference).sort().values
+        for sign, values in ((1.0, combined), (-1.0, -combined.flip(0))):
+            error = (values - ordered).norm() / _nonzero(allowed)
+            scale, spread = torch.full_like(error, sign), torch.zeros_like(error)
+            candidates.append(torch.stack([error, scale, spread, doubt, 1 - w, w]))
+    table = torch.stack(candidates)
+    return table.gather(0, table[:, :1].argmin(0, keepdim=True).expand(1, table.shape[1])).squeeze(0)
+
+
+def _least_squares(columns: Sequence[Tensor], target: Tensor) -> list[Tensor]:
+    """The coefficient (rows, 1) of each column in each row of the target, by Gram-Schmidt; 0 for a dependent column."""
+    basis: list[Tensor] = []
+    triangle: list[list[Tensor]] = []
+    for column in columns:
+        rest, above = column, []
+        for direction in basis:
+            above.append(_dot(direction, rest))
+            rest = rest - above[-1] * direction
+        length = _norm(rest)
+        independent = length > DEPENDENT * _norm(column)
+        basis.append(torch.where(independent, rest / _nonzero(length), 0.0))
+        triangle.append([*above, torch.where(independent, length, torch.inf)])
+    coefficients = []
+    for direction in basis:
+        coefficients.append(_dot(direction, target))
+        target = target - coefficients[-1] * direction
+    for k in reversed(range(len(columns))):  # back substitution
+        coefficients[k] = coefficients[k] / triangle[k][k]
+        for j in range(k):
+            coefficients[j] = coefficients[j] - triangle[k][j] * coefficients[k]
+    return coefficients
+
+
+def _doubt(epsilon: float, target: Tensor, differences: Sequence[Tensor]) -> Tensor:
+    least: Tensor = torch.stack([difference.norm() for difference in differences]).min()
+    doubt: Tensor = epsilon * target.norm() / (least * math.sqrt(target.numel()))
+    return doubt
+
+
+def _epsilon(*values: Tensor) -> float:
+    return max(torch.finfo(value.dtype).eps for value in values)
+
+
+def _sum(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(values)).sum(0)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1, keepdim=True)
+
+
+def _norm(value: Tensor) -> Tensor:
+    return value.square().sum(1, keepdim=True).sqrt()
+
+
+def _nonzero(value: Tensor) -> Tensor:
+    tiny = torch.finfo(value.dtype).tiny
+    return torch.where(value.abs() < tiny, tiny, value)

@@ -1,0 +1,94 @@
+"""A real vLLM-Omni server with the shipped flow model: its own pipeline, and its adapter for diffusers pipelines."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+
+import pytest
+
+from tests.serving_engines.server import decibels, metric, served
+
+ASKED = {
+    "prompt": "a dark ankle boot",
+    "num_inference_steps": 20,
+    "guidance_scale": 4.0,
+    "size": "32x32",
+    "seed": 3,
+}
+PLAIN = {**ASKED, "extra_params": {"thg": "off"}}
+CLOSE = 35.0  # dB
+
+
+def vllm_omni(model, folder, *arguments):
+    command = ["-m", "vllm_omni.entrypoints.cli.main", "serve", str(model), "--omni", "--host", "127.0.0.1"]
+    command += ["--dtype", "float32", *arguments, "--port"]
+    return served(command, folder, "/health", THG_SERVING="1%", VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1")
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory):
+    with vllm_omni(model, tmp_path_factory.mktemp("one"), "--enforce-eager") as server:
+        yield server
+
+
+def test_a_request_is_answered_with_fewer_evaluations_and_the_same_picture(server):
+    plain = server.picture(**PLAIN)
+    before = len(server.reports())
+    found = server.picture(**ASKED)
+    (report,) = server.reports()[before:]
+    assert report[0] <= 0.75 * report[1]
+    assert report[1] == 40
+    assert decibels(found, plain) > CLOSE
+    assert (server.picture(**ASKED) == found).all()
+    assert plain.std() > 0.1
+
+
+def test_the_answer_has_the_numbers(server):
+    answer = json.loads(server.ask("/v1/images/generations", ASKED | {"extra_params": {"thg": 0.5}}))
+    found = answer["metrics"]["stage_durations"]
+    assert (found["thg.evaluations"], found["thg.plain_evaluations"]) == (20, 40)
+    assert 0 < found["thg.estimated_error"] < 0.2
+
+
+def test_a_request_without_guidance(server):
+    before = len(server.reports())
+    plain = server.picture(**PLAIN | {"guidance_scale": 1.0})
+    found = server.picture(**ASKED | {"guidance_scale": 1.0})
+    (report,) = server.reports()[before:]
+    assert report[0] <= 0.75 * report[1] == 15
+    assert decibels(found, plain) > CLOSE
+
+
+def test_a_wrong_setting_is_an_error_of_the_request_alone(server):
+    with pytest.raises(urllib.error.HTTPError):
+        server.picture(**ASKED | {"extra_params": {"thg": "fast"}})
+    assert 'write "1%"' in server.log.read_text()
+    server.picture(**ASKED)
+
+
+def test_the_metrics_endpoint_counts(server):
+    server.picture(**ASKED)
+    assert metric(server, "thg:network_evaluations") > 0
+    assert metric(server, "thg:network_evaluations_skipped") > 0
+
+
+def test_two_ranks_skip_the_same_steps(model, server, tmp_path):
+    alone = server.picture(**PLAIN)
+    with vllm_omni(model, tmp_path, "--enforce-eager", "--cfg-parallel-size", "2") as both:
+        plain = both.picture(**PLAIN)
+        found = both.picture(**ASKED)
+        reports = both.reports()
+    assert len(reports) == 2
+    assert reports[0] == reports[1]
+    assert reports[0][0] <= 0.75 * reports[0][1]
+    assert decibels(found, plain) > CLOSE
+    assert decibels(plain, alone) > CLOSE
+
+
+def test_the_diffusers_adapter(model, tmp_path):
+    with vllm_omni(model, tmp_path, "--diffusion-load-format", "diffusers") as server:
+        plain, found = server.picture(**PLAIN), server.picture(**ASKED)
+        (report,) = server.reports()
+    assert report[0] <= 0.75 * report[1]
+    assert decibels(found, plain) > CLOSE
