@@ -31,7 +31,7 @@ from thg.models.schedulers import Schedulers
 from thg.plans.fidelity import DEFAULT_ERROR
 
 HELD_OUT = 7_000_000  # the first seed; those from 4,000,000 to here have chosen the grids
-FIRST_ORDER = {"eps": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}
+FIRST_ORDER = {"eps": "DDIMScheduler", "emoji": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}
 SECOND_ORDER = ("DPMSolverMultistepScheduler", "UniPCMultistepScheduler")
 
 
@@ -43,7 +43,7 @@ class Model:
         self.pipe: Any = thg.shipped_pipeline(name)
         self.pipe.set_progress_bar_config(disable=True)
         self.schedulers = Schedulers(self.pipe.scheduler)
-        self.prompts = shipped_prompts(samples)
+        self.prompts = shipped_prompts(samples, name)
 
     def latents(self, scheduler: str, steps: int, scale: float, plan: Any) -> tuple[torch.Tensor, float, list[float]]:
         """Final latents, share of CFG's evaluations, and the estimated error of each sample (none for plain CFG)."""

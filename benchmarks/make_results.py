@@ -18,6 +18,10 @@ RUNS = HERE.parent / "runs" / "results"
 COMMANDS = {
     "eps": ["-m", "thg", "bench", "--out", str(RUNS / "eps")],
     "flow": ["-m", "thg", "bench", "--config", str(HERE / "shipped_flow.toml"), "--out", str(RUNS / "flow")],
+    **{
+        name: ["-m", "thg", "bench", "--config", str(HERE / f"{name}.toml"), "--out", str(RUNS / name)]
+        for name in ("shipped_audio", "shipped_emoji_dpm20", "shipped_emoji_dpm30", "shipped_emoji_ddim50")
+    },
     "enable": [str(HERE / "bench_enable.py"), "--out", str(RUNS / "enable")],
     "beyond": [str(HERE / "beyond_twice.py"), "--out", str(RUNS / "beyond")],
     "harness": [str(HERE / "bench_harness.py"), "--out", str(RUNS / "harness")],
@@ -25,8 +29,9 @@ COMMANDS = {
 HEAD = """# Results
 
 Measured on the models included in thg, by `python benchmarks/make_results.py`, which also writes this page. The parts:
-`thg bench`, `thg bench --config benchmarks/shipped_flow.toml`, `python benchmarks/bench_enable.py`, `python
-benchmarks/beyond_twice.py` and `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with
+`thg bench`, `thg bench --config benchmarks/NAME.toml` with the names shipped_flow, shipped_audio, shipped_emoji_dpm20,
+shipped_emoji_dpm30 and shipped_emoji_ddim50, `python benchmarks/bench_enable.py`, `python benchmarks/beyond_twice.py`
+and `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with
 SD 1.5, SD 3.5 Large and AudioLDM 2) need a GPU and their weights and have not been run here.
 
 Seconds were measured on a virtual machine with two cores and vary by 10 to 20 % from run to run; evaluations and

@@ -30,7 +30,7 @@ def shoot(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
-        page.goto(f"{address}#prompt=a+dark+ankle+boot&seed=7")
+        page.goto(f"{address}#prompt=panda&seed=7")
         page.wait_for_selector("body[data-ready]")
         page.click("#generate")
         expect(page.locator("#status")).to_contain_text("done:", timeout=60_000)

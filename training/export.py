@@ -23,13 +23,12 @@ MODELS = Path(__file__).parents[1] / "src" / "thg" / "models"
 
 
 def averaged_weights(work: Path, name: str) -> dict[str, torch.Tensor]:
-    """The final averaged parameters, or those of the last checkpoint while training runs."""
-    final = work / f"{name}.safetensors"
-    if final.exists():
+    """The final averaged parameters, or those of the last checkpoint while training runs, or goes on after an end."""
+    final, checkpoint = work / f"{name}.safetensors", work / f"{name}.ckpt.safetensors"
+    if final.exists() and not (checkpoint.exists() and checkpoint.stat().st_mtime > final.stat().st_mtime):
         return load_file(final)
-    checkpoint = load_file(work / f"{name}.ckpt.safetensors")
     prefix = "average."
-    return {key.removeprefix(prefix): value for key, value in checkpoint.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in load_file(checkpoint).items() if key.startswith(prefix)}
 
 
 def load_weights(model: nn.ModuleDict, work: Path, name: str) -> nn.ModuleDict:

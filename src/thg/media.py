@@ -79,3 +79,10 @@ def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
         sound.setframerate(rate)
         sound.writeframes(values.tobytes())
     return file.getvalue()
+
+
+def wav_samples(content: bytes) -> NDArray[np.float32]:
+    """The samples in [-1, 1] of a WAV file that `wav_bytes` has made: time, or channels x time."""
+    with wave.open(io.BytesIO(content)) as sound:
+        values = np.frombuffer(sound.readframes(sound.getnframes()), "<i2").reshape(-1, sound.getnchannels())
+    return (values.T.squeeze() / 32767).astype(np.float32)

@@ -57,7 +57,7 @@ def test_the_configurations_of_the_papers_tables_are_sound(path):
     assert config.methods[0].published or path.stem.startswith(("shipped", "figure", "converged"))
 
 
-@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
 def test_against_the_converged_result_thg_takes_the_steps_of_plan_for(name):
     config = load_config(ROOT / "benchmarks" / f"converged_{name}.toml")
     pipe = load_pipeline(config.model, "cpu")

@@ -22,7 +22,7 @@ from thg.cli import main
 from thg.models import shipped_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
-FEW = ["--steps", "4", "--force"]
+FEW = ["--steps", "4", "--force", "--model", "eps"]
 
 
 @pytest.fixture(scope="module")

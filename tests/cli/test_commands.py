@@ -18,7 +18,7 @@ import thg
 from thg.cli import COMMANDS, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
-FEW = ["--steps", "4"]
+FEW = ["--steps", "4", "--model", "eps"]
 
 
 def test_help_lists_every_command(capsys):
@@ -56,7 +56,7 @@ sys.stderr = Watched()
 main(["generate", "a bag"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "thg generate: loading eps ... False\n"
+    assert done.stdout == "thg generate: loading emoji ... False\n"
 
 
 def test_making_pictures_does_not_load_the_benchmark():
@@ -120,7 +120,7 @@ def test_generate_is_repeatable_and_does_not_depend_on_the_batch(tmp_path):
 def test_generate_plain_flow_and_another_scheduler(tmp_path, capsys):
     assert main(["generate", "a coat", "-o", str(tmp_path / "a.png"), "--plan", "cfg", *FEW]) == 0
     assert "plain CFG: 8 evaluations" in capsys.readouterr().out
-    assert main(["generate", "a coat", "-o", str(tmp_path / "b.png"), "--model", "flow", *FEW]) == 0
+    assert main(["generate", "a coat", "-o", str(tmp_path / "b.png"), *FEW, "--model", "flow"]) == 0
     assert main(["generate", "a coat", "-o", str(tmp_path / "c.png"), "--scheduler", "dpm", *FEW]) == 0
 
 
@@ -156,8 +156,8 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
         (["generate"], "there is no prompt"),
         (["generate", "a bag", "--plan", "sd21"], "--plan 'sd21' is not"),
         (["generate", "a bag", "--plan", "200%"], "--plan 200%: a tolerance lies above 0% and below 100%"),
-        (["generate", "a bag", "--plan", "sd15", "--steps", "4"], "for 50 steps, and this run has 4; write --steps 50"),
-        (["generate", "a bag", "--plan", "audioldm2"], "does not print the coarse grid"),
+        (["generate", "panda", "--plan", "sd15", "--steps", "4"], "for 50 steps, and this run has 4; write --steps 50"),
+        (["generate", "panda", "--plan", "audioldm2"], "does not print the coarse grid"),
         (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),
         (["generate", "a bag", "--device", "cuda:99"], "--device cpu"),
         (["bench", "--device", "cuda:99"], "--device cpu"),

@@ -8,15 +8,21 @@ import pytest
 import torch
 
 from thg.errors import MissingExtraError, THGError
-from thg.models import load_folder, shipped_path, shipped_pipeline
+from thg.models import SHIPPED, load_folder, shipped_path, shipped_pipeline
 
-CLASSES = {"eps": "StableDiffusionPipeline", "flow": "StableDiffusion3Pipeline"}
+CLASSES = {
+    "eps": "StableDiffusionPipeline",
+    "flow": "StableDiffusion3Pipeline",
+    "emoji": "StableDiffusionPipeline",
+    "audio": "AudioLDM2Pipeline",
+}
+LARGEST = {"eps": 16e6, "flow": 16e6, "emoji": 45e6, "audio": 30e6}
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_folder_is_small_and_holds_no_pickles(name):
     files = [file for file in shipped_path(name).rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) <= 16e6
+    assert sum(file.stat().st_size for file in files) <= LARGEST[name]
     assert {file.suffix for file in files} <= {".json", ".txt", ".safetensors"}
 
 
@@ -38,6 +44,15 @@ def test_pipeline_is_the_genuine_class_in_single_precision(pipe):
 def test_name_selects_the_class(name):
     index = json.loads((shipped_path(name) / "model_index.json").read_text())
     assert index["_class_name"] == CLASSES[name]
+
+
+def test_the_table_has_every_model_with_prompts_that_it_knows():
+    assert set(SHIPPED) == set(CLASSES)
+    for model in SHIPPED.values():
+        assert {len(set(prompts(7))) for prompts in (model.prompts, model.calibration)} <= {7, 10}
+        for prompt in (*model.examples, *model.prompts(40), *model.calibration(40)):
+            assert model.objection(prompt) == ""
+        assert model.makes in model.objection("quantum mechanics")
 
 
 def test_dtype_is_taken():

@@ -1,6 +1,7 @@
 """The training code, run for real on a few hundred pictures."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -14,6 +15,8 @@ from tests import forked
 from tests.models.conftest import needs_dataset
 from training import autoencoder, eps, evaluate, export, flow, judge, latents
 from training.captions import caption, caption_words
+from training.export import averaged_weights
+from training.loop import save_atomically
 from training.tokenizer import MAX_LENGTH, build_tokenizer
 
 TINY = ["--limit", "300", "--batch", "4", "--threads", "1", "--checkpoint-every", "2"]
@@ -120,3 +123,13 @@ def test_killed_and_resumed_run_ends_in_the_same_bytes(prepared, tmp_path, modul
 
     stage(module.main, broken, 6)
     assert (broken / f"{name}.safetensors").read_bytes() == (straight / f"{name}.safetensors").read_bytes()
+
+
+def test_a_training_that_goes_on_after_an_end_is_exported_from_its_checkpoint(tmp_path):
+    final, checkpoint = tmp_path / "a.safetensors", tmp_path / "a.ckpt.safetensors"
+    save_atomically({"w": torch.zeros(1)}, final)
+    save_atomically({"average.w": torch.ones(1), "model.w": torch.zeros(1)}, checkpoint)
+    for newer, wanted in ((checkpoint, 1.0), (final, 0.0)):
+        for path in (final, checkpoint):
+            os.utime(path, (1000 + (path is newer),) * 2)
+        assert averaged_weights(tmp_path, "a")["w"].tolist() == [wanted]

@@ -73,7 +73,7 @@ def test_a_large_profile_whose_arrays_lie_beside_it(small):
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif"])
 def test_a_picture(small, suffix):
     path = small / f"picture{suffix}"
-    words = ("generate", "a bag", "--steps", 2, "-o", path, "--force")
+    words = ("generate", "a bag", "--model", "eps", "--steps", 2, "-o", path, "--force")
     assert call(*words)[0] == 0
     before = content(small)
     fill(small)

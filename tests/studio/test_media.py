@@ -81,6 +81,7 @@ def test_sound_model():
     with wave.open(io.BytesIO(base64.b64decode(item["files"][0]))) as sound:
         assert sound.getframerate() == 16000
         assert sound.getnframes() > 100
+    assert len(np.unique(read_png(item["spectrogram"]).reshape(-1, 3), axis=0)) > 20
     assert "made.audios" in heard[-1][1]["script"]
 
 

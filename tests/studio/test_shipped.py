@@ -1,4 +1,4 @@
-"""The shipped models in the studio: eps and flow by name, and folders of their kind."""
+"""The shipped models in the studio: by name, and folders of their kind."""
 
 from __future__ import annotations
 
@@ -56,6 +56,28 @@ def test_it_is_called_as_it_is_meant_to_be(flow):
         made = pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0]
     expected = (made * 255).round().astype(np.uint8)
     np.testing.assert_array_equal(picture(thg_side(heard)["items"][0]), expected.squeeze())
+
+
+def test_without_options_it_is_the_emoji_model_with_suggestions():
+    model = command_model("--device", "cpu")
+    assert model.source == ("pipe = thg.shipped_pipeline('emoji')",)
+    assert "panda" in model.describe()["examples"]
+    with serve(Engine(model)) as studio, studio.client() as client:
+        known, unknown = (
+            finished(client, run_wish(prompt=prompt, steps=2, plan={"kind": "default", "nfe": 1.0}))
+            for prompt in ("a panda", "a bicycle")
+        )
+    assert picture(thg_side(known)["items"][0]).shape == (64, 64, 3)
+    assert "knows" not in known[-1][1]["note"]
+    assert unknown[-1][1]["note"].startswith("'a bicycle' has no word that this model knows; it draws emoji")
+
+
+def test_the_sound_model_has_its_spectrogram():
+    with serve(Engine(command_model("--model", "audio", "--device", "cpu"))) as studio, studio.client() as client:
+        heard = finished(client, run_wish(prompt="a loud low trumpet note", steps=3))
+    item = thg_side(heard)["items"][0]
+    assert item["kind"] == "audio"
+    assert picture({"files": [item["spectrogram"]]}).std() > 5
 
 
 @pytest.fixture(scope="module")

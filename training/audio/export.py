@@ -54,9 +54,9 @@ def write_judge(work: Path, models: Path) -> None:
     target = models / SOUND_JUDGE_PATH.name
     shutil.copyfile(work / "judge.final.safetensors", target)
     waves, _ = load_sounds(work, "test")
-    rendered = Gaussian.of(SoundJudge.load(target)(waves).features)
+    mean, covariance = Gaussian.of(SoundJudge.load(target)(waves).features)
     reference = models / SOUND_REFERENCE_PATH.name
-    save_atomically({"mean": rendered.mean.float(), "covariance": rendered.covariance.float()}, reference)
+    save_atomically({"mu": mean.float(), "sigma": covariance.float()}, reference)
     for file in (target, reference):
         file.chmod(0o644)
 

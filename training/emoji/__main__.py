@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     autoencoder.main([*common, *start, "--steps", str(options.decoder_steps)])
     judge.main([*common, "--steps", str(options.judge_steps)])
     denoiser.main([*common, *start, "--scope", options.scope, "--steps", str(options.steps)])
-    export.main(["--work", str(options.work)])
+    export.main(["--work", str(options.work), "--scope", options.scope])
     evaluate.main(
         ["--scope", options.scope, "--threads", str(options.threads), "--sheet", str(options.work / "emoji.png")]
     )

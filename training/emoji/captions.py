@@ -60,6 +60,9 @@ TONE_FORMS = (
 MISLEADING = {"black", "white", "heavy", "negative", "symbol", "sign"}
 """Words of the characters' own names that say how a character was once printed, not what the picture shows."""
 
+EMPTY_WORDS = {"a", "an", "and", "in", "no", "of", "on", "s", "the", "with"}
+"""Words that say nothing about a picture."""
+
 DROPOUT = 0.12
 """Share of captions replaced by the empty prompt, which so becomes the null condition of guidance."""
 
@@ -95,6 +98,15 @@ def caption(emoji: Emoji, dice: random.Random) -> str:
         name = dice.choice(TONE_FORMS).format(name=name, tone=emoji.tone)
     text = dice.choice(TEMPLATES).format(name)
     return f"{text}, {emoji.subgroup.split('-')[0]}" if dice.random() < 0.08 else text
+
+
+def known_words(emoji: list[Emoji]) -> list[str]:
+    """The words of the names of these emoji with their synonyms, without articles and prepositions."""
+    names = [one.full_name for one in emoji]
+    names += [one.character_names for one in emoji if not MISLEADING & set(one.character_names.split())]
+    words = set(re.findall("[a-z]+", " ".join(names)))
+    words.update(word for name in words & set(SYNONYMS) for text in SYNONYMS[name] for word in text.split())
+    return sorted(words - EMPTY_WORDS)
 
 
 def caption_words(emoji: list[Emoji]) -> list[str]:

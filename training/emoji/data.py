@@ -168,11 +168,16 @@ def _picture(png: bytes) -> torch.Tensor:
     return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)
 
 
-def load_emoji(scope: Scope) -> tuple[list[Emoji], torch.Tensor]:
-    """The emoji of a scope, held-out ones included, and their pictures as bytes (n, 3, 64, 64) on white."""
+def drawn_emoji(scope: Scope) -> list[tuple[Emoji, bytes]]:
+    """The emoji of a scope that the font has, held-out ones included, each with its PNG file."""
     font = Font()
     found = [(emoji, font.bitmap(emoji.characters)) for emoji in read_names() if in_scope(emoji, scope)]
-    kept = [(emoji, png) for emoji, png in found if png is not None]
+    return [(emoji, png) for emoji, png in found if png is not None]
+
+
+def load_emoji(scope: Scope) -> tuple[list[Emoji], torch.Tensor]:
+    """The emoji of a scope, held-out ones included, and their pictures as bytes (n, 3, 64, 64) on white."""
+    kept = drawn_emoji(scope)
     return [emoji for emoji, _ in kept], torch.stack([_picture(png) for _, png in kept])
 
 

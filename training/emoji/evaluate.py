@@ -15,11 +15,9 @@ from thg.models import load_folder
 from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import EMOJI_PROMPTS
 from training.emoji.data import Emoji, Scope, as_floats, in_scope, load_emoji
+from training.emoji.export import CAPTIONS
 from training.evaluate import distance, generate
 from training.export import MODELS
-
-CAPTIONS = 500
-"""How many captions a picture's own one is ranked among, itself included."""
 
 
 def ranked_among(names: list[str], asked: list[str], seed: int) -> list[str]:

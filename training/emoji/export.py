@@ -1,20 +1,33 @@
-"""Stage 4: the trained parts as a diffusers pipeline in half precision, and the judge.
+"""Stage 4: the trained parts as a diffusers pipeline in half precision with the names of its emoji, and the judge.
 
 The weights are the averages of the last checkpoints, so a model can be exported while its training goes on.
 """
 
 import argparse
+import json
+import random
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import torch
 from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
 
+from thg.bench.metrics.frechet import Gaussian
+from thg.files import write_atomically
+from thg.models.emoji_judge import EMOJI_JUDGE_PATH, EMOJI_REFERENCE_PATH, EmojiJudge
+from thg.models.emoji_prompts import NAMES_PATH
 from training.emoji.autoencoder import load_autoencoder
 from training.emoji.batches import emoji_tokenizer
+from training.emoji.captions import known_words
+from training.emoji.data import Scope, as_floats, drawn_emoji, in_scope, load_emoji
 from training.emoji.denoiser import build_model, build_scheduler
 from training.export import MODELS, export
+from training.loop import save_atomically
+
+CAPTIONS = 500
+"""How many captions the judge ranks for a picture, its own included."""
 
 
 def emoji_pipeline(work: Path) -> StableDiffusionPipeline:
@@ -36,15 +49,44 @@ def emoji_pipeline(work: Path) -> StableDiffusionPipeline:
     )
 
 
+def write_names(scope: Scope, path: Path) -> None:
+    """The names of the scope, names of other emoji to rank them among, and the words of their captions."""
+    emoji = [one for one, _ in drawn_emoji("all")]
+    inside = [one for one in emoji if in_scope(one, scope)]
+    others = [one.full_name for one in emoji if not in_scope(one, scope)]
+    random.Random(0).shuffle(others)
+    lists = {
+        "trained": [one.full_name for one in inside if not one.held_out],
+        "held_out": [one.full_name for one in inside if one.held_out],
+        "others": others[: max(0, CAPTIONS - len(inside))],
+        "words": known_words([one for one in inside if not one.held_out]),
+    }
+    write_atomically(path, (json.dumps(lists, indent=0) + "\n").encode())
+
+
+def write_judge(trained: Path, scope: Scope, models: Path) -> None:
+    """The judge, and the mean and covariance of its features of the scope's real pictures."""
+    target, reference = models / EMOJI_JUDGE_PATH.name, models / EMOJI_REFERENCE_PATH.name
+    shutil.copyfile(trained, target)
+    _, pictures = load_emoji(scope)
+    judge = EmojiJudge.load(target, models / "emoji" / "tokenizer")
+    mean, covariance = Gaussian.of(judge.features(as_floats(pictures)))
+    save_atomically({"mu": mean.float(), "sigma": covariance.float()}, reference)
+    for file in (target, reference):
+        file.chmod(0o644)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"))
     parser.add_argument("--models", type=Path, default=MODELS, help="folder that gets the model and its judge")
+    parser.add_argument("--scope", choices=get_args(Scope), default="basic", help="what the model was trained on")
     options = parser.parse_args(arguments)
     export(emoji_pipeline(options.work), options.models / "emoji")
+    write_names(options.scope, options.models / "emoji" / NAMES_PATH.name)
     judge = options.work / "emoji_judge.final.safetensors"
     if judge.exists():
-        shutil.copyfile(judge, options.models / "emoji_judge.safetensors")
+        write_judge(judge, options.scope, options.models)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
 from thg.bench.plugins import code_digest, from_file, is_file
 from thg.bench.tables import ConfigError, FilePath, Table, check, digest, keys, nearest
 from thg.errors import THGError
+from thg.models import ShippedName
 
 SHIPPED_CONFIG = Path(__file__).parent / "shipped.toml"
 """What `thg bench` runs without arguments."""
@@ -32,7 +33,7 @@ Positive = Annotated[int, Field(ge=1)]
 class Model(Table):
     """Which pipeline: a shipped one by name, or a hub id or folder. Weights are read as safetensors only."""
 
-    shipped: Literal["eps", "flow"] | None = None
+    shipped: ShippedName | None = None
     source: str | None = None
     scheduler: str | None = None
     scheduler_options: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thg.bench.config import BenchConfig
-from thg.models import benchmark_prompts
+from thg.models import SHIPPED
 from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
 
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -31,11 +31,8 @@ def load_prompts(config: BenchConfig) -> PromptList:
     if source.dataset is not None:
         prompts = hub_prompts(source.dataset, source.column, wanted, source.split)
         return PromptList(prompts, _digest(f"{source.dataset}\0{source.split}\0{source.column}"))
-    # for the shipped models: the garments in turn, so that a short run includes all of them
-    shipped = [prompt for prompt, _, _ in benchmark_prompts(-(-wanted // 10))]
-    per_garment = len(shipped) // 10
-    turns = [shipped[garment * per_garment + turn] for turn in range(per_garment) for garment in range(10)]
-    return PromptList(turns, "shipped")
+    assert config.model.shipped is not None  # the configuration has prompts otherwise
+    return PromptList(SHIPPED[config.model.shipped].prompts(wanted), "shipped")
 
 
 def prompts_wanted(config: BenchConfig) -> int:

@@ -15,7 +15,7 @@ from thg.bench.config import BenchConfig
 from thg.bench.inputs import reference_files
 from thg.bench.metrics import Batch, Metric, PackageMetric, load_metrics
 from thg.bench.plugins import code_digest
-from thg.bench.samples import read_pictures
+from thg.bench.samples import read_samples
 from thg.bench.store import Series, Store
 from thg.bench.tables import digest
 from thg.processes import Shard, batches
@@ -47,9 +47,8 @@ class Measurer:
                 self.skipped.append((metric.name, reason))
 
     def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
-        hears = isinstance(metric, PackageMetric) and metric.hears
-        if hears != sounds:
-            return f"it measures {('pictures', 'sounds')[hears]}, and these are {('pictures', 'sounds')[sounds]}"
+        if metric.hears != sounds:
+            return f"it measures {('pictures', 'sounds')[metric.hears]}, and these are {('pictures', 'sounds')[sounds]}"
         if "set" not in metric.needs:
             return ""
         if isinstance(metric, Metric):
@@ -101,9 +100,9 @@ class Measurer:
         clock = Clock(progress, len(units), "measured")
         for series, batch, todo in units:
             pairs = any("pairs" in metric.needs for metric in todo.values())
-            plain = read_pictures(reference, batch) if pairs else None
+            plain = read_samples(reference, batch) if pairs else None
             texts = tuple(prompts[index] for index in batch)
-            self.measure(todo, series, batch, Batch(read_pictures(series, batch), texts, plain))
+            self.measure(todo, series, batch, Batch(read_samples(series, batch), texts, plain))
             clock.tick()
 
     def by_package(

@@ -31,9 +31,12 @@ MOST_COLUMNS = 7
 TITLES = {
     **{"psnr": "PSNR dB", "ssim": "SSIM", "lpips": "LPIPS", "fid": "FID", "kid": "KID", "cmmd": "CMMD", "fad": "FAD"},
     **{"clip_score": "CLIP score", "image_reward": "ImageReward", "clap_score": "CLAP score"},
+    **{"snr": "SNR dB", "log_mel": "log-mel dB", "sound_frechet": "FAD (judge)", "emoji_frechet": "FD (judge)"},
+    **{"emoji_recall_1": "recall@1", "emoji_recall_5": "recall@5"},
 }
 ARROWS = {"higher": "↑", "lower": "↓"}
 DIGITS = {"psnr": 2, "fid": 3, "kid": 5, "cmmd": 5, "clip_score": 3, "image_reward": 5, "judge_frechet": 3}
+DIGITS |= {"snr": 2, "log_mel": 2, "sound_frechet": 2, "emoji_frechet": 3}
 DASH = "–"
 
 

@@ -17,7 +17,7 @@ from thg.bench.config import Model
 from thg.bench.store import RunFolderError, Series
 from thg.bench.tables import ConfigError, nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.media import png_bytes, wav_bytes
+from thg.media import png_bytes, wav_bytes, wav_samples
 from thg.models import shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
 from thg.seeds import generators
@@ -53,7 +53,7 @@ def load_pipeline(model: Model, device: str) -> Any:
     """The pipeline of the configuration, with its scheduler, without progress bars."""
     dtype = getattr(torch, model.dtype)
     if model.shipped is not None:
-        pipe: Any = shipped_pipeline("flow" if model.shipped == "flow" else "eps", device=device, dtype=dtype)
+        pipe: Any = shipped_pipeline(model.shipped, device=device, dtype=dtype)
     else:
         assert model.source is not None  # the configuration has one of the two
         pipe = pretrained(model.source, dtype, variant=model.variant, leave_out=model.leave_out).to(device)
@@ -120,9 +120,12 @@ def open_picture(path: Path) -> Image.Image:
         raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
 
 
-def read_pictures(series: Series, indices: Sequence[int]) -> torch.Tensor:
-    """Pictures from their files, as (batch, channels, height, width) bytes."""
-    pixels = [np.array(open_picture(series.file(index))) for index in indices]
+def read_samples(series: Series, indices: Sequence[int]) -> torch.Tensor:
+    """Samples from their files: pictures as (batch, channels, height, width) bytes, sounds as (batch, time) floats."""
+    paths = [series.file(index) for index in indices]
+    if paths[0].suffix == ".wav":
+        return torch.from_numpy(np.stack([wav_samples(path.read_bytes()) for path in paths]))
+    pixels = [np.array(open_picture(path)) for path in paths]
     return torch.from_numpy(np.stack([p.reshape(*p.shape[:2], -1) for p in pixels])).permute(0, 3, 1, 2).contiguous()
 
 

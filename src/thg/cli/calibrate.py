@@ -10,7 +10,7 @@ from thg.cli import pipelines
 from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
-from thg.models import DEFAULT_CALL, TONES, benchmark_prompts
+from thg.models import DEFAULT_CALL, SHIPPED, ShippedName
 from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.processes import Process
 from thg.prompts import read_prompts
@@ -64,13 +64,11 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         raise ProfileError(f"--samples must be at least 1, not {args.samples}")
     if args.prompts is not None:
         return read_prompts(args.prompts, args.column, args.samples)
-    if args.model in pipelines.SHIPPED:
-        return shipped_prompts(args.samples or SHIPPED_SAMPLES)
+    if args.model in SHIPPED:
+        return shipped_prompts(args.samples or SHIPPED_SAMPLES, args.model)
     raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")
 
 
-def shipped_prompts(count: int) -> list[str]:
-    """Prompts for the shipped models, over all garments and tones."""
-    every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
-    shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
-    return [shuffled[i % len(shuffled)] for i in range(count)]
+def shipped_prompts(count: int, model: ShippedName = "eps") -> list[str]:
+    """Prompts of a shipped model, over all that it knows."""
+    return SHIPPED[model].calibration(count)

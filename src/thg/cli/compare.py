@@ -22,7 +22,9 @@ from thg.media import mean_psnr, psnr, snr
 from thg.models.pretrained import sampling_rate
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
-from thg.plots.sheet import Column, sheet
+from thg.plots.sheet import GAIN, Column, difference, sheet
+
+PLAIN, OURS = "plain CFG", "thg"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
     pipe = pipelines.load(args)
     prompts = [prompt for prompt in args.prompt for _ in range(args.count)]
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
+    pipelines.objections(args, args.prompt)
     results = Comparison(pipe, args, prompts, seeds).results()
     columns = [_column(each, results[0], pipe) for each in results]
+    beside = [column for each in zip(columns, results, strict=True) for column in _with_difference(*each, columns[0])]
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
     how = {"prompts": prompts, "seeds": seeds, **pipelines.describe(args, pipe)}
-    files.save_picture(out, sheet(labels, columns), how)
+    files.save_picture(out, sheet(labels, beside), how)
     for column in columns:
         print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
     print(out)
@@ -81,6 +85,15 @@ class Result:
     error: float | None
 
 
+@dataclass(frozen=True, eq=False)
+class Method:
+    """What to compare. plan: as `sampling.sample` takes it."""
+
+    title: str
+    plan: Choice | bool
+    steps: int
+
+
 class Comparison:
     """The same prompts and seeds by several methods."""
 
@@ -89,24 +102,36 @@ class Comparison:
         self.steps, self.batch = pipelines.steps_of(args, pipe), pipelines.batch_size(args)
 
     def results(self) -> list[Result]:
-        """The result of each method, plain CFG first; one that cannot run is omitted with its reason."""
-        named = next((name for name, it in PRESETS.items() if it.steps == self.steps and it.coarse is not None), None)
+        """The result of each method, plain CFG first; one that cannot run is omitted with its reason.
+
+        The methods take turns, so that a machine that becomes slower or faster does so for all of them.
+        """
         call = pipelines.call_arguments(self.args, self.pipe, self.prompts[:1])
         sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # warm-up
-        with Progress((3 if named is None else 4) * len(self.prompts)) as progress:
-            plain = self._sample("plain CFG", False, self.steps, progress)
-            results = [plain]
-            if named is not None:
-                results += self._if_possible(f"THG, paper ({named})", preset(named), self.steps, progress)
-            ours = self._if_possible("thg", True, self.steps, progress)
-            results += ours
-            if ours and ours[0].nfe < plain.nfe:
-                fewer = math.ceil(self.steps * ours[0].nfe / plain.nfe)  # never fewer evaluations than thg's
-                if fewer < self.steps:
-                    results += self._if_possible("plain CFG, same evaluations", False, fewer, progress)
-        if ours and (reason := self._surprise(ours[0], plain)):
+        turns: dict[Method, list[Sampled]] = {method: [] for method in self._methods()}
+        with Progress((len(turns) + 1) * len(self.prompts)) as progress:
+            for start in range(0, len(self.prompts), self.batch):
+                for method in list(turns):
+                    self._take_turn(method, start, turns, progress)
+                if start == 0 and (fewer := self._fewer([done[0] for done in turns.values()], list(turns))):
+                    turns[fewer] = []
+                    self._take_turn(fewer, start, turns, progress)
+        results = [_result(method, parts) for method, parts in turns.items()]
+        ours = next((result for result in results if result.title == OURS), None)
+        if ours and (reason := self._surprise(ours, results[0])):
             print(f"thg compare: {reason}", file=sys.stderr)
         return results
+
+    def _methods(self) -> list[Method]:
+        named = next((name for name, it in PRESETS.items() if it.steps == self.steps and it.coarse is not None), None)
+        paper = [Method(f"THG, paper ({named})", preset(named), self.steps)] if named is not None else []
+        return [Method(PLAIN, False, self.steps), *paper, Method(OURS, True, self.steps)]
+
+    def _fewer(self, done: list[Sampled], methods: list[Method]) -> Method | None:
+        """Plain CFG with as many steps as thg's evaluations allow, and never fewer evaluations than thg's."""
+        nfe = {method.title: each.nfe for method, each in zip(methods, done, strict=True)}
+        steps = math.ceil(self.steps * nfe.get(OURS, nfe[PLAIN]) / nfe[PLAIN])
+        return Method(f"{PLAIN}, {steps} steps", False, steps) if steps < self.steps else None
 
     def _surprise(self, ours: Result, plain: Result) -> str:
         """Why thg does not look better than plain CFG, if it does not."""
@@ -116,24 +141,37 @@ class Comparison:
             return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
         return ""
 
-    def _if_possible(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> list[Result]:
+    def _take_turn(self, method: Method, start: int, turns: dict[Method, list[Sampled]], progress: Progress) -> None:
+        """Adds a batch of a method, or removes the method if it cannot run."""
         try:
-            return [self._sample(title, plan, steps, progress)]
+            turns[method].append(self._sample(method, start, progress))
         except THGError as error:
-            print(f"thg compare: no column {title!r}: {error}", file=sys.stderr)
-            return []
+            if method.title == PLAIN:
+                raise
+            del turns[method]
+            print(f"thg compare: no column {method.title!r}: {error}", file=sys.stderr)
 
-    def _sample(self, title: str, plan: Choice | bool, steps: int, progress: Progress) -> Result:
-        parts: list[Sampled] = []
-        for start in range(0, len(self.prompts), self.batch):
-            prompts, seeds = self.prompts[start : start + self.batch], self.seeds[start : start + self.batch]
-            call = pipelines.call_arguments(self.args, self.pipe, prompts) | {"num_inference_steps": steps}
-            parts.append(sample(self.pipe, call | progress.start(title, self.pipe, len(prompts)), seeds, plan))
-            progress.finish()
-        items = [item for part in parts for item in part.items]
-        estimates = [part.summary.estimated_error for part in parts if part.summary is not None]
-        error = max((error for estimate in estimates for error in estimate or ()), default=None)
-        return Result(title, parts[0].kind, items, parts[0].nfe, sum(part.seconds for part in parts), error)
+    def _sample(self, method: Method, start: int, progress: Progress) -> Sampled:
+        prompts, seeds = self.prompts[start : start + self.batch], self.seeds[start : start + self.batch]
+        call = pipelines.call_arguments(self.args, self.pipe, prompts) | {"num_inference_steps": method.steps}
+        sampled = sample(self.pipe, call | progress.start(method.title, self.pipe, len(prompts)), seeds, method.plan)
+        progress.finish()
+        return sampled
+
+
+def _result(method: Method, parts: list[Sampled]) -> Result:
+    items = [item for part in parts for item in part.items]
+    estimates = [part.summary.estimated_error for part in parts if part.summary is not None]
+    error = max((error for estimate in estimates for error in estimate or ()), default=None)
+    return Result(method.title, parts[0].kind, items, parts[0].nfe, sum(part.seconds for part in parts), error)
+
+
+def _with_difference(column: Column, result: Result, plain: Column) -> list[Column]:
+    """A column of pictures, and what the eye does not see of its difference to plain CFG's."""
+    if result.kind != "image" or column is plain:
+        return [column]
+    pairs = zip(column.pictures, plain.pictures, strict=True)
+    return [column, Column(f"its difference, {GAIN} times", "", [difference(*pair) for pair in pairs])]
 
 
 def _column(result: Result, plain: Result, pipe: Any) -> Column:

@@ -14,7 +14,7 @@ import torch
 
 from thg.cli.bfloat16 import bfloat16_works, remedy
 from thg.distribution import EXTRAS, NAME, __version__, install_line
-from thg.models import ShippedName, shipped_path
+from thg.models import SHIPPED, shipped_path
 
 # Imported in a child process: a build for another torch fails on import, and breaks transformers.
 FRAGILE = ("torchvision", "torchaudio")
@@ -109,8 +109,7 @@ def _fragile() -> list[Finding]:
 
 
 def _shipped() -> list[Finding]:
-    names: tuple[ShippedName, ...] = ("eps", "flow")
-    installed = {name: (shipped_path(name) / "model_index.json").is_file() for name in names}
+    installed = {name: (shipped_path(name) / "model_index.json").is_file() for name in SHIPPED}
     return [
         Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok)
         for name, ok in installed.items()

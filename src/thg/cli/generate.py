@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from thg.cli.choice import chosen_plan
 from thg.cli.progress import Progress
 from thg.cli.sampling import Sampled, expected_kind, sample
 from thg.errors import THGError
-from thg.models.garments import GARMENT_MODELS, KNOWN_WORDS, knows
 from thg.models.pretrained import sampling_rate
 from thg.pipelines import preview
 from thg.plans.planners import Choice
@@ -33,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_preview(args, pipe, plan))
         return 0
-    if unknown := [prompt for prompt in prompts if args.model in GARMENT_MODELS and not knows(prompt)]:
-        print(f"thg generate: {unknown[0]!r} has no word that this model knows; {KNOWN_WORDS}", file=sys.stderr)
+    pipelines.objections(args, prompts)
     how, size = pipelines.describe(args, pipe), pipelines.batch_size(args)
     runs: list[Sampled] = []
     out: Path | None = args.out
@@ -66,7 +63,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     elif args.column is not None:
         raise THGError("--column names a column of the file of --prompts, which was not given")
     if not prompts:
-        raise THGError('there is no prompt; write thg generate "a dark ankle boot", or --prompts FILE')
+        raise THGError('there is no prompt; write thg generate "red heart", or --prompts FILE')
     return prompts
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from thg.distribution import __version__
 from thg.plans.fidelity import DEFAULT_ERROR
@@ -24,6 +25,7 @@ COMMANDS = {
     "doctor": "versions, devices, and what is missing or broken",
 }
 PORT = 7861  # of the studio
+DEFAULT_MODEL: Final = "emoji"  # of the shipped ones
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -201,8 +203,8 @@ def _add_loading(group: argparse._ActionsContainer) -> None:
     """Which pipeline, and where it runs."""
     group.add_argument(
         "--model",
-        default="eps",
-        help="eps or flow (shipped), a hub id, a folder, or a .safetensors file (default: eps)",
+        default=DEFAULT_MODEL,
+        help="emoji, audio, eps or flow (shipped), a hub id, a folder, or a .safetensors file (default: %(default)s)",
     )
     group.add_argument("--variant", help="of the weight files of a folder or hub id, such as fp16")
     group.add_argument(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import sys
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -14,15 +15,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import versions
 from thg.errors import THGError
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, ShippedName, shipped_pipeline
+from thg.models import SHIPPED, shipped_pipeline
 from thg.models.pretrained import add_loras, image_to_image, is_single_file, pretrained, single_file
 from thg.models.schedulers import Schedulers
 from thg.ode.scheduler_table import OFFERED, by_option
 from thg.ode.scheduler_table import options as scheduler_options
 from thg.processes import best_device
 
-SHIPPED: tuple[ShippedName, ...] = get_args(ShippedName)
-DEFAULT_STEPS = {"eps": 50, "flow": 28}
 USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
 
@@ -68,7 +67,8 @@ def _loaded(args: argparse.Namespace, dtype: torch.dtype) -> Any:
 
 def steps_of(args: argparse.Namespace, pipe: Any) -> int:
     """The steps of a run: those asked for, else the model's own."""
-    steps = int(args.steps or DEFAULT_STEPS.get(args.model) or _default(pipe, "num_inference_steps") or USUAL_STEPS)
+    own = SHIPPED[args.model].steps if args.model in SHIPPED else _default(pipe, "num_inference_steps")
+    steps = int(args.steps or own or USUAL_STEPS)
     levels = pipe.scheduler.config.get("num_train_timesteps")
     if levels and steps > levels and not Schedulers(pipe.scheduler).flow:
         raise THGError(f"{type(pipe.scheduler).__name__} has {levels} noise levels, and cannot run {steps} steps")
@@ -77,8 +77,16 @@ def steps_of(args: argparse.Namespace, pipe: Any) -> int:
 
 def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
     """The guidance scale of a run: the one asked for, else the model's own. None if the pipeline has no default."""
-    scale = args.guidance_scale or DEFAULT_GUIDANCE.get(args.model) or _default(pipe, _guidance_name(pipe))
+    own = SHIPPED[args.model].guidance_scale if args.model in SHIPPED else _default(pipe, _guidance_name(pipe))
+    scale = args.guidance_scale or own
     return None if scale is None else float(scale)
+
+
+def objections(args: argparse.Namespace, prompts: list[str]) -> None:
+    """Says of a prompt without any word that a shipped model knows what the model knows; once."""
+    said = (SHIPPED[args.model].objection(prompt) for prompt in prompts if args.model in SHIPPED)
+    if sentence := next(filter(None, said), None):
+        print(f"thg {args.command}: {sentence}", file=sys.stderr)
 
 
 def batch_size(args: argparse.Namespace) -> int:
@@ -89,7 +97,8 @@ def batch_size(args: argparse.Namespace) -> int:
 def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> dict[str, Any]:
     """The keyword arguments of the pipeline's call, from the options."""
     call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": steps_of(args, pipe)}
-    call.update(DEFAULT_CALL.get(args.model, {}))
+    if args.model in SHIPPED:
+        call.update(SHIPPED[args.model].call)
     scale = guidance_of(args, pipe)
     if scale is not None:
         call[_guidance_name(pipe)] = scale

@@ -16,7 +16,7 @@ import uvicorn
 
 from thg.cli import pipelines
 from thg.errors import THGError
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+from thg.models import SHIPPED
 from thg.models.pretrained import is_single_file
 from thg.profiles.profile import Profile
 from thg.studio.app import WAITING, create_app
@@ -52,20 +52,21 @@ def run(args: argparse.Namespace) -> int:
 def load(args: argparse.Namespace) -> Model:
     """The pipeline with its profile, and the Python code that loads it in the same way."""
     profile = Profile.load(args.profile) if args.profile else None
-    shipped = args.model in pipelines.SHIPPED
     pipe = pipelines.load(args)
     source = _source(args, pipe)
-    if not shipped:
+    if args.model not in SHIPPED:
         return Model(pipe, Path(args.model).name, source, profile=profile)
+    shipped = SHIPPED[args.model]
     return Model(
         pipe,
         f"shipped {args.model} model",
         source,
-        guidance_scale=DEFAULT_GUIDANCE[args.model],
-        steps=pipelines.DEFAULT_STEPS[args.model],
-        batch=4,  # small pictures: larger batches use the device better
-        examples=EXAMPLE_PROMPTS,
-        call=DEFAULT_CALL[args.model],
+        guidance_scale=shipped.guidance_scale,
+        steps=shipped.steps,
+        batch=4,  # small results: larger batches use the device better
+        examples=shipped.examples,
+        objection=shipped.objection,
+        call=shipped.call,
         profile=profile,
     )
 
@@ -73,7 +74,7 @@ def load(args: argparse.Namespace) -> Model:
 def _source(args: argparse.Namespace, pipe: Any) -> tuple[str, ...]:
     """The Python code that loads the same pipeline."""
     place, precision = str(pipe.device), str(pipe.dtype)
-    if args.model in pipelines.SHIPPED:
+    if args.model in SHIPPED:
         arguments = "" if place == "cpu" else f", device={place!r}"
         arguments += "" if precision == "torch.float32" else f", dtype={precision}"
         loading = [f"pipe = thg.shipped_pipeline({args.model!r}{arguments})"]

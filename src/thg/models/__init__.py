@@ -1,14 +1,16 @@
-"""The shipped models: a tiny Stable Diffusion and its flow-matching twin, trained on Fashion-MNIST.
+"""The shipped models: two tiny ones of Fashion-MNIST (Stable Diffusion and its flow-matching twin), emoji, and sounds.
 
-This module locates their files and loads them as ordinary diffusers pipelines, offline. `training/` has the code that
-trained them, and README.md next to this file their quality.
+This module locates their files and loads them as ordinary diffusers pipelines, offline. `shipped.py` is the table of
+what they can do, `training/` has the code that trained them, and README.md next to this file their quality.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +18,7 @@ from safetensors import SafetensorError
 from thg.distribution import missing
 from thg.errors import MissingExtraError, THGError
 from thg.models.garments import EXAMPLE_PROMPTS, GARMENTS, TONES, benchmark_prompts, prompt_for
+from thg.models.shipped import SHIPPED, ShippedModel, ShippedName
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -25,7 +28,9 @@ __all__ = [
     "DEFAULT_GUIDANCE",
     "EXAMPLE_PROMPTS",
     "GARMENTS",
+    "SHIPPED",
     "TONES",
+    "ShippedModel",
     "ShippedName",
     "benchmark_prompts",
     "load_folder",
@@ -34,28 +39,30 @@ __all__ = [
     "shipped_pipeline",
 ]
 
-ShippedName = Literal["eps", "flow"]
-
-DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {"eps": 5.0, "flow": 4.0}
+DEFAULT_GUIDANCE: Final[dict[ShippedName, float]] = {name: model.guidance_scale for name, model in SHIPPED.items()}
 """The recommended guidance scale of each model, at which it was measured."""
 
-DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {"eps": {}, "flow": {"max_sequence_length": 1}}
-"""Further arguments for the call of each: "flow" has no T5, whose padding would only cost time."""
+DEFAULT_CALL: Final[dict[ShippedName, dict[str, Any]]] = {name: dict(model.call) for name, model in SHIPPED.items()}
+"""Further arguments for the call of each."""
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:
     """The folder of a shipped model, in the layout that diffusers' `from_pretrained` reads."""
-    if name not in get_args(ShippedName):
-        raise THGError(f'there is no shipped model {name!r}; write shipped_pipeline("eps") or shipped_pipeline("flow")')
+    if name not in SHIPPED:
+        known = " or ".join(f'shipped_pipeline("{each}")' for each in SHIPPED)
+        raise THGError(f"there is no shipped model {name!r}; write {known}")
     return Path(__file__).parent / name
 
 
 def shipped_pipeline(
     name: ShippedName = "eps", *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
 ) -> DiffusionPipeline:
-    """Load a shipped model: "eps" is a `StableDiffusionPipeline`, "flow" a `StableDiffusion3Pipeline`.
+    """Load a shipped model. Nothing is downloaded.
 
-    Both draw 32x32 greyscale garments, for prompts such as "a dark ankle boot". Nothing is downloaded.
+    "emoji" is a `StableDiffusionPipeline` that draws emoji of 64x64 pixels in colour ("a panda", "blue heart"), "audio"
+    an `AudioLDM2Pipeline` that plays notes, chords, melodies and drum patterns ("a soft low trumpet note"). "eps" and
+    "flow", a `StableDiffusionPipeline` and a `StableDiffusion3Pipeline`, are smaller and draw grey garments of 32x32
+    pixels ("a dark ankle boot").
 
     device: the CPU unless given.
     dtype: of the weights in memory; float32 unless given (the files contain float16).
@@ -76,13 +83,27 @@ def load_folder(
     left_out: dict[str, Any] = {part: None for part, origin in index.items() if origin == [None, None]}
     try:
         pipeline_class: Any = getattr(diffusers, index["_class_name"])
-        pipe = pipeline_class.from_pretrained(folder, local_files_only=True, use_safetensors=True, **left_out)
+        with _without_warnings():
+            pipe = pipeline_class.from_pretrained(folder, local_files_only=True, use_safetensors=True, **left_out)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise _broken(folder, error) from error
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module) and part.dtype != (dtype or torch.float32):
             part.to(dtype=dtype or torch.float32)
     return pipe if device is None else pipe.to(device)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Diffusers warns of an autoencoder of another class than the pipeline's usual one, which is meant here."""
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

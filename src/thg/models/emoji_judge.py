@@ -17,6 +17,8 @@ from thg.distribution import missing
 from thg.errors import THGError
 
 EMOJI_JUDGE_PATH: Final = Path(__file__).parent / "emoji_judge.safetensors"
+EMOJI_REFERENCE_PATH: Final = Path(__file__).parent / "emoji_reference.safetensors"
+"""The mean (mu) and covariance (sigma) of the features of the real pictures, for the Frechet distance."""
 TOKENIZER_PATH: Final = Path(__file__).parent / "emoji" / "tokenizer"
 
 WIDTH: Final = 128

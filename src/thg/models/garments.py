@@ -47,9 +47,6 @@ TONE_WORDS: Final = {
 }
 """All words that the captions used for a tone."""
 
-GARMENT_MODELS: Final = ("eps", "flow")
-"""The shipped models that draw garments."""
-
 KNOWN_WORDS: Final = f"it draws garments ({', '.join(GARMENTS)}) that are {', '.join(TONES)}"
 """What a prompt may ask for."""
 
@@ -85,6 +82,20 @@ def benchmark_prompts(per_garment: int = 100) -> Iterator[tuple[str, int, int]]:
         for number in range(per_garment):
             tone = number % len(TONES)
             yield prompt_for(garment, TONES[tone]), label, tone
+
+
+def prompts_in_turn(count: int) -> list[str]:
+    """At least `count` prompts, the garments in turn, so that a short run includes all of them."""
+    per_garment = -(-count // len(GARMENTS))
+    every = [prompt for prompt, *_ in benchmark_prompts(per_garment)]
+    return [every[garment * per_garment + turn] for turn in range(per_garment) for garment in range(len(GARMENTS))]
+
+
+def mixed_prompts(count: int) -> list[str]:
+    """`count` prompts over all garments and tones."""
+    every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
+    shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
+    return [shuffled[i % len(shuffled)] for i in range(count)]
 
 
 EXAMPLE_PROMPTS: Final = (

@@ -19,7 +19,7 @@ from thg.models.sounds import FRAMES, KINDS, LOUDNESSES, MELS, REGISTERS, SOURCE
 
 SOUND_JUDGE_PATH: Final = Path(__file__).parent / "sound_judge.safetensors"
 SOUND_REFERENCE_PATH: Final = Path(__file__).parent / "sound_reference.safetensors"
-"""The mean and covariance of the features of rendered sounds, for the Frechet audio distance."""
+"""The mean (mu) and covariance (sigma) of the features of rendered sounds, for the Frechet audio distance."""
 
 HEADS: Final = {"source": len(SOURCES), "register": len(REGISTERS), "loudness": len(LOUDNESSES), "kind": len(KINDS)}
 """The attributes of a sound, and how many values each has."""

@@ -3,6 +3,7 @@
 A sound is an instrument in a register with a note, a chord or a melody, or a drum pattern; each is soft or loud.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -60,6 +61,12 @@ WORDS: Final = {
 }
 """All words that the captions used for a thing, if there are several."""
 
+KNOWN_WORDS: Final = (
+    f"it plays notes, chords and melodies of {', '.join(INSTRUMENTS)} ({', '.join(REGISTERS)}), and patterns of "
+    f"{', '.join(DRUMS)}, {' or '.join(LOUDNESSES)}"
+)
+"""What a prompt may ask for."""
+
 EXAMPLE_SOUNDS: Final = (
     "a loud low trumpet note",
     "a soft high flute note",
@@ -79,6 +86,13 @@ class Sound:
     register: int | None
     loudness: int
     kind: int
+
+
+def knows(prompt: str) -> bool:
+    """Does the prompt name an instrument or a drum that the model has heard?"""
+    named = f" {' '.join(re.findall('[a-z]+', prompt.lower()))} "
+    names = (name for source in SOURCES for name in WORDS.get(source, (source,)))
+    return any(f" {name.replace('-', ' ')} " in named for name in names)
 
 
 def all_sounds() -> list[Sound]:

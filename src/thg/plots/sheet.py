@@ -16,9 +16,11 @@ from PIL import Image, ImageDraw
 from thg.plots.colours import HARE, TORTOISE
 from thg.plots.fonts import Font, font_for
 
-CELL, GAP, MARGIN, LABEL, HEAD = 160, 12, 24, 190, 108
+CELL, GAP, MARGIN, LABEL, HEAD = 192, 12, 24, 190, 108
 TITLE, TEXT, LINE = 17, 13, 18  # sizes of the letters, height of a line
 INK, FAINT, PAPER = (24, 24, 32), (110, 110, 122), (255, 255, 255)
+GAIN = 10
+"""How many times a difference is shown."""
 DETAIL = 4
 """The enlarged part is a quarter of the picture's side."""
 
@@ -62,6 +64,12 @@ def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Bo
         y = MARGIN + HEAD + r * row_height + CELL // 2 - 9 * len(lines)
         draw.multiline_text((MARGIN, y), "\n".join(lines), font=own, fill=INK)
     return page
+
+
+def difference(picture: Image.Image, reference: Image.Image) -> Image.Image:
+    """The absolute difference of two pictures of one size, enlarged GAIN times; white is none."""
+    ours, theirs = (np.asarray(each.convert("RGB"), dtype=np.int32) for each in (picture, reference))
+    return Image.fromarray((255 - GAIN * np.abs(ours - theirs)).clip(0, 255).astype(np.uint8))
 
 
 def most_different(pictures: Sequence[Image.Image]) -> Box:

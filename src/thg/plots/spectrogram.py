@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 160
+SIDE = 192
 """Pixels, both ways: as the cells of a sheet."""
 WINDOW = 0.064
 LOWEST = 50.0

@@ -79,7 +79,7 @@ class Engine:
         done: dict[str, Any] = {
             "psnr": psnr(hare.output, plain.output),
             "script": script,
-            "note": hare.note,
+            "note": ". ".join(filter(None, [self.model.objection(request.prompt), hare.note])),
             "estimated_error": hare.error,
         }
         if request.fewer_steps:

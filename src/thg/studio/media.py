@@ -15,6 +15,7 @@ from PIL import Image
 from thg import media
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
+from thg.plots.spectrogram import spectrogram
 
 Kind = Literal["image", "audio", "video"]
 Array = NDArray[np.float64]
@@ -47,7 +48,10 @@ class Output:
             pictures = zip(self.items, how, strict=True)
             return [{"kind": "image", "files": [png(item, about)]} for item, about in pictures]
         if self.kind == "audio":
-            return [{"kind": "audio", "files": [wav(item, self.rate)]} for item in self.items]
+            return [
+                {"kind": "audio", "files": [wav(item, self.rate)], "spectrogram": _spectrogram(item, self.rate)}
+                for item in self.items
+            ]
         return [{"kind": "video", "rate": self.rate, "files": [png(frame) for frame in item]} for item in self.items]
 
 
@@ -69,6 +73,12 @@ def png(pixels: Array, how: Mapping[str, object] | None = None) -> str:
 def wav(samples: Array, rate: int) -> str:
     """Samples (channels x time, or time) in [-1, 1] as a WAV in base64."""
     return base64.b64encode(media.wav_bytes(samples, rate)).decode()
+
+
+def _spectrogram(samples: Array, rate: int) -> str:
+    """Relative to the loudest sample, as a PNG in base64."""
+    peak = max(float(np.abs(samples).max()), 1e-9)
+    return png(np.asarray(spectrogram(samples / peak, rate), dtype=np.float64) / 255)
 
 
 def _array(item: Any) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,9 @@ from thg.studio.specs import DefaultSpec
 class Model:
     """A pipeline, with what the page needs to know about it.
 
-    source: the Python code that loads it. batch: the page's initial number of pictures. call: further arguments for
-    each of its calls. profile: its profile; by default the one that thg ships for such a network.
+    source: the Python code that loads it. batch: the page's initial number of pictures. objection: a sentence about a
+    prompt that it cannot follow, or nothing. call: further arguments for each of its calls. profile: its profile; by
+    default the one that thg ships for such a network.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Model:
         steps: int = 50,
         batch: int = 1,
         examples: Sequence[str] = (),
+        objection: Callable[[str], str] = lambda prompt: "",
         call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class Model:
         self.steps = steps
         self.batch = batch
         self.examples = tuple(examples)
+        self.objection = objection
         self.call = dict(call or {})
         self.network = fingerprint(pipe)
         self.denoiser = _denoiser(pipe)

@@ -16,19 +16,24 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, SetMetric
-from thg.bench.metrics.fidelity import PSNR, SSIM
+from thg.bench.metrics.emoji_judge import emoji_metrics
+from thg.bench.metrics.fidelity import PSNR, SNR, SSIM
 from thg.bench.metrics.judge import Judge, judge_metrics
 from thg.bench.metrics.package_scripts import SCRIPTS
 from thg.bench.metrics.packages import PackageMetric
+from thg.bench.metrics.sound_judge import LogMelDistance, sound_metrics
 from thg.bench.plugins import from_file, is_file
 from thg.errors import MissingExtraError
+from thg.models.emoji_judge import EmojiJudge
+from thg.models.emoji_prompts import emoji_names
 from thg.models.judge import JUDGE_PATH
 from thg.models.judge import Judge as ShippedJudge
+from thg.models.sound_judge import SoundJudge
 
 __all__ = [
     "Batch",
@@ -44,6 +49,9 @@ __all__ = [
 
 GROUP = "thg.bench.metrics"
 """The group of entry points."""
+
+FIDELITY: dict[str, type[Metric]] = {metric.name: metric for metric in (PSNR, SSIM, SNR, LogMelDistance)}
+"""Those that compare with plain CFG."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def shown_name(name: str, base: Path) -> str:
 
 def compares_with_plain_cfg(name: str, base: Path) -> bool:
     """Whether a metric needs the floats of plain CFG's pictures."""
-    if name in ("psnr", "ssim"):
+    if name in FIDELITY:
         return True
     registered = {entry.name: entry for entry in entry_points(group=GROUP)}
     found = from_file(name, base) if is_file(name) else registered[name].load() if name in registered else None
@@ -101,21 +109,22 @@ def compares_with_plain_cfg(name: str, base: Path) -> bool:
 
 
 def _makers(device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]:
-    judged = cache(lambda: {metric.name: metric for metric in judge_metrics(judge or ShippedJudge.load(JUDGE_PATH))})
-    return {
-        "psnr": PSNR,
-        "ssim": SSIM,
-        "judge_accuracy": lambda: judged()["judge_accuracy"],
-        "tone_accuracy": lambda: judged()["tone_accuracy"],
-        "judge_frechet": lambda: judged()["judge_frechet"],
-        **{
-            entry.name: partial(lambda entry: _made(entry.load(), device), entry) for entry in entry_points(group=GROUP)
-        },
+    judges: dict[tuple[str, ...], Callable[[], list[Metric]]] = {  # each is loaded when one of its metrics is
+        ("judge_accuracy", "tone_accuracy", "judge_frechet"): cache(
+            lambda: judge_metrics(judge or ShippedJudge.load(JUDGE_PATH))
+        ),
+        ("emoji_recall_1", "emoji_recall_5", "emoji_frechet"): cache(
+            lambda: emoji_metrics(EmojiJudge.load(), emoji_names())
+        ),
+        ("sound_accuracy", "instrument_accuracy", "sound_frechet"): cache(lambda: sound_metrics(SoundJudge.load())),
     }
-
-
-def _registered(entry: EntryPoint, device: str) -> Metric:
-    return _made(entry.load(), device)
+    judged = {
+        name: partial(lambda load, place: load()[place], load, place)
+        for names, load in judges.items()
+        for place, name in enumerate(names)
+    }
+    own = {entry.name: partial(lambda entry: _made(entry.load(), device), entry) for entry in entry_points(group=GROUP)}
+    return {**FIDELITY, **judged, **own}
 
 
 def _made(make: Any, device: str) -> Metric:

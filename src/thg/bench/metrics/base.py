@@ -4,8 +4,7 @@
     metric.reduce(torch.cat(rows))      the number, or None if there are too few rows
 
 Rows can be stored in files and come from other processes; the number does not depend on how they were split. For a few
-batches, `update(batch)` and `compute()` do both. Sounds are measured by packages, on their files
-(`thg.bench.metrics.packages`).
+batches, `update(batch)` and `compute()` do both. A metric measures pictures, or sounds (`hears`).
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ class MetricError(THGError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures of one run, with their prompts and references.
+    """Pictures or sounds of one run, with their prompts and references.
 
-    `samples`: (batch, channels, height, width), floats in [0, 1] or bytes. `prompts`: one text per picture.
-    `references`: the plain CFG result for the same prompts and seeds, of the same shape.
+    `samples`: pictures (batch, channels, height, width), floats in [0, 1] or bytes; or
+    sounds (batch, time), floats in [-1, 1]. `prompts`: one text per sample. `references`: the plain CFG result for the
+    same prompts and seeds, of the same shape.
     """
 
     samples: torch.Tensor
@@ -57,8 +57,19 @@ class Batch:
         return len(self.samples)
 
     def as_stored(self) -> Batch:
-        """The pictures as a reader of their files sees them: bytes. Without references."""
-        return Batch(_as_bytes(self.samples), self.prompts)
+        """The samples as a reader of their files sees them: bytes, or sounds of 16 bits. Without references."""
+        samples = self.samples
+        return Batch(_as_16_bits(samples) if _are_sounds(samples) else _as_bytes(samples), self.prompts)
+
+    def sounds(self) -> torch.Tensor:
+        """The sounds, (batch, time)."""
+        return self.samples.detach().float()
+
+    def reference_sounds(self) -> torch.Tensor:
+        """The plain CFG sounds."""
+        if self.references is None:
+            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG sounds)")
+        return self.references.detach().float()
 
     def pictures(self) -> torch.Tensor:
         """The pictures as floats in [0, 1]."""
@@ -80,7 +91,19 @@ def _as_bytes(pictures: torch.Tensor) -> torch.Tensor:
     return pictures if pictures.dtype == torch.uint8 else (_as_floats(pictures) * 255).round().to(torch.uint8)
 
 
+def _are_sounds(samples: torch.Tensor) -> bool:
+    return samples.ndim == 2 and samples.is_floating_point()
+
+
+def _as_16_bits(sounds: torch.Tensor) -> torch.Tensor:
+    return sounds.detach().float().clamp(-1, 1).mul(32767).round().div(32767)
+
+
 def _check(pictures: torch.Tensor) -> None:
+    if _are_sounds(pictures):
+        if not bool(torch.isfinite(pictures).all()):
+            raise NonFiniteError("NaN or infinity in a sound: it cannot be measured; look at the run that made it")
+        return
     if pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
         raise MetricError(f"pictures have shape {tuple(pictures.shape)}: expected (batch, 1 or 3, height, width)")
     if pictures.dtype == torch.uint8 or pictures.numel() == 0:
@@ -100,14 +123,15 @@ Need = Literal["pairs", "set", "prompts"]
 
 
 class Metric(ABC):
-    """A number computed from many pictures. Abstract; see the module's docstring for its use.
+    """A number computed from many pictures or sounds. Abstract; see the module's docstring for its use.
 
-    needs: what it needs besides the pictures.
+    needs: what it needs besides the samples. hears: whether it measures sounds, not pictures.
     """
 
     name: ClassVar[str]
     direction: ClassVar[Direction]
     needs: ClassVar[frozenset[Need]] = frozenset()
+    hears: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []

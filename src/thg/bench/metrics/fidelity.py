@@ -1,4 +1,4 @@
-"""Pixel-wise similarity to plain CFG's picture with the same prompt and seed: PSNR and SSIM."""
+"""Similarity to plain CFG's result with the same prompt and seed: PSNR and SSIM of pictures, SNR of sounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thg.bench.metrics.base import Batch, MeanMetric, MetricError
-from thg.media import CAP, psnr
+from thg.media import CAP, psnr, snr
 
 
 class PSNR(MeanMetric):
@@ -33,6 +33,19 @@ class SSIM(MeanMetric):
 
     def score(self, batch: Batch) -> torch.Tensor:
         return ssim(batch.pictures().double(), batch.reference_pictures().double())
+
+
+class SNR(MeanMetric):
+    """Signal-to-noise ratio in decibels, plain CFG's sound being the signal; an equal one counts as 100 dB."""
+
+    name = "snr"
+    direction = "higher"
+    needs = frozenset({"pairs"})
+    hears = True
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        pairs = zip(batch.sounds().cpu().numpy(), batch.reference_sounds().cpu().numpy(), strict=True)
+        return torch.tensor([min(snr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 WINDOW = 11

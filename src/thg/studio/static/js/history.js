@@ -4,7 +4,6 @@ import { decibels, meanPsnr, worst } from "./stage.js";
 import { showImage } from "./media.js";
 import { all, forget, keep, KEPT } from "./store.js";
 import { toLink } from "./settings.js";
-import { waveOf } from "./wave.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -57,15 +56,9 @@ export class History {
     const pair = Object.assign(document.createElement("span"), { className: "pair" });
     for (const name of ["plain", "thg"]) {
       const [first] = run.sides[name].items;
-      if (first.kind === "audio") {
-        const wave = waveOf(first.blobs[0]);
-        wave.classList.add(name);
-        pair.append(wave);
-        continue;
-      }
       const image = new Image();
       image.alt = "";
-      showImage(image, first.blobs[0]);
+      showImage(image, first.picture ?? first.blobs[0]);
       pair.append(image);
     }
     const title = Object.assign(document.createElement("strong"), { textContent: run.settings.prompt });

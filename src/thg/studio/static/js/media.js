@@ -2,7 +2,6 @@
 // its sound can be played.
 
 import { fillRange } from "./budget.js";
-import { waveOf } from "./wave.js";
 
 const TYPES = { image: "image/png", audio: "audio/wav", video: "image/png" };
 
@@ -11,9 +10,10 @@ function blob(base64, type) {
   return new Blob([bytes], { type });
 }
 
-// An item as the server sends it, with its files as blobs.
-export function received({ kind, rate, files }) {
-  return { kind, rate, blobs: files.map((file) => blob(file, TYPES[kind])) };
+// An item as the server sends it, with its files as blobs. `picture`: the spectrogram of a sound.
+export function received({ kind, rate, files, spectrogram }) {
+  const blobs = files.map((file) => blob(file, TYPES[kind]));
+  return { kind, rate, blobs, ...(spectrogram && { picture: blob(spectrogram, "image/png") }) };
 }
 
 export const previewOf = (base64) => ({ kind: "image", blobs: [blob(base64, "image/png")] });
@@ -45,12 +45,12 @@ function imageOf(file, label) {
   return image;
 }
 
-function soundOf(file, label) {
+function soundOf({ blobs, picture }, label) {
   const sound = document.createElement("audio");
   sound.controls = true;
   sound.setAttribute("aria-label", label);
-  sound.src = URL.createObjectURL(file);
-  return [waveOf(file), sound];
+  sound.src = URL.createObjectURL(blobs[0]);
+  return [imageOf(picture ?? blobs[0], `spectrogram of ${label}`), sound];
 }
 
 // Frames: one image at a time, with a play button and a slider.
@@ -82,7 +82,7 @@ function framesOf(item, label) {
 }
 
 export function elementsOf(item, label) {
-  if (item.kind === "audio") return soundOf(item.blobs[0], label);
+  if (item.kind === "audio") return soundOf(item, label);
   if (item.kind === "video") return framesOf(item, label);
   return [imageOf(item.blobs[0], label)];
 }

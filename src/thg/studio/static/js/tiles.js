@@ -6,7 +6,7 @@ function put(tile, item, label) {
   if (tile.item === item) return;
   tile.item = item;
   const image = tile.querySelector("img");
-  if (item.kind === "image" && image && !tile.querySelector(".player")) {
+  if (item.kind === "image" && image && !tile.querySelector(".player, audio")) {
     image.alt = label;
     showImage(image, item.blobs[0]);
   } else {

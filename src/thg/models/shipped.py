@@ -1,0 +1,70 @@
+"""The table of the shipped models: what each makes, how it is called, and which words it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from thg.models import emoji_prompts, garments, sounds
+
+ShippedName = Literal["eps", "flow", "emoji", "audio"]
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """One model. steps, guidance_scale: recommended, and those at which it was measured.
+
+    makes: a clause for people, "it draws ..."; knows: whether a prompt has a word that it was trained on.
+    prompts, calibration: that many prompts for a benchmark, for a calibration. call: further arguments of each call.
+    """
+
+    steps: int
+    guidance_scale: float
+    makes: str
+    knows: Callable[[str], bool]
+    examples: tuple[str, ...]
+    prompts: Callable[[int], list[str]]
+    calibration: Callable[[int], list[str]]
+    call: Mapping[str, Any] = field(default_factory=dict)
+
+    def objection(self, prompt: str) -> str:
+        """A sentence about a prompt that the model cannot follow; empty if it can."""
+        return "" if self.knows(prompt) else f"{prompt!r} has no word that this model knows; {self.makes}"
+
+
+def _garments(steps: int, guidance_scale: float, **call: Any) -> ShippedModel:
+    return ShippedModel(
+        steps=steps,
+        guidance_scale=guidance_scale,
+        makes=garments.KNOWN_WORDS,
+        knows=garments.knows,
+        examples=garments.EXAMPLE_PROMPTS,
+        prompts=garments.prompts_in_turn,
+        calibration=garments.mixed_prompts,
+        call=call,
+    )
+
+
+SHIPPED: Final[dict[ShippedName, ShippedModel]] = {
+    "eps": _garments(50, 5.0),
+    "flow": _garments(28, 4.0, max_sequence_length=1),  # no T5, whose padding would only cost time
+    "emoji": ShippedModel(
+        steps=30,
+        guidance_scale=5.0,
+        makes=emoji_prompts.KNOWN_WORDS,
+        knows=emoji_prompts.knows,
+        examples=emoji_prompts.EXAMPLE_EMOJI,
+        prompts=emoji_prompts.emoji_prompts,
+        calibration=emoji_prompts.emoji_prompts,
+    ),
+    "audio": ShippedModel(
+        steps=50,
+        guidance_scale=3.5,
+        makes=sounds.KNOWN_WORDS,
+        knows=sounds.knows,
+        examples=sounds.EXAMPLE_SOUNDS,
+        prompts=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],
+        calibration=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],
+    ),
+}
