@@ -3,6 +3,7 @@
     python -m benchmarks.promise curves --networks choosing    # errors against the number of evaluated steps
     python -m benchmarks.promise prove --networks kept-out     # before and after thg.tune, at three tolerances
     python -m benchmarks.promise table --networks kept-out     # what `prove` has found so far
+    python -m benchmarks.promise calibrate --networks kept-out # grids of thg.calibrate against the default's
 
 A cell is a network, a scheduler of first or second order, a number of steps and a tolerance. `thg.tune` sees 16
 samples; the shares are of 48 others. Every finished cell is a line of FOLDER/promise-*.jsonl, and is not run again.
@@ -26,13 +27,13 @@ from torch import Tensor, nn
 
 import thg
 from benchmarks import zoo
-from benchmarks.prior import FIRST_ORDER, GROUPS, SECOND_ORDER, Cell, cells
-from thg.plans.fidelity import network_plan
+from benchmarks.prior import FIRST_ORDER, GROUPS, SECOND_ORDER, Cell, cells, described
+from thg.plans.fidelity import network_plan, within
 from thg.seeds import generators
 
 Array = NDArray[np.float64]
 TUNING, TESTING = 0, 1  # seeds
-TUNED, TESTED = 16, 48  # samples
+TUNED, CALIBRATED, TESTED = 16, 5, 48  # samples
 TOLERANCES = (0.003, 0.01, 0.03)
 
 
@@ -184,6 +185,47 @@ def prove(folder: Path, chosen: Sequence[Cell], lines: Lines) -> Iterator[str]:
             yield name
 
 
+def calibrated(folder: Path, chosen: Sequence[Cell], lines: Lines) -> Iterator[str]:
+    """Five samples are calibrated; the profile's grid and the default's, with as many evaluations, on the others.
+
+    Also the 95 % quantile of the errors over the predicted root mean square, and the tolerance of 1 %.
+    """
+    done = lines.done()
+    for cell in chosen:
+        if str(cell) in done:
+            continue
+        pipe = pipeline(cell, folder)
+        plain, _ = final(pipe, cell, False, TESTING, TESTED)
+        profile = thg.calibrate(
+            pipe,
+            labels(CALIBRATED),
+            steps=cell.steps,
+            guidance_scale=cell.guidance,
+            batch_size=CALIBRATED,
+            seed=TUNING,
+            progress=False,
+        )
+        row: dict[str, Any] = {"cell": str(cell), "survival": profile.survival.tolist()}  # type: ignore[union-attr]
+        count = within(0.01).plan(described(cell)).evaluations
+        for name, plan in (
+            ("default", Count(count)),
+            ("profile", profile.planner(nfe=2 * count)),
+            ("fewer", Count(round(0.8 * count))),
+            ("fewer, profile", profile.planner(nfe=2 * round(0.8 * count))),
+            ("1 %", profile.planner(error=0.01)),
+        ):
+            x, report = final(pipe, cell, plan, TESTING, TESTED)
+            assert report is not None
+            row[name] = {"nfe": report.nfe, "errors": relative(x, plain)}
+        lines.add(row)
+        yield f"{cell}: " + ", ".join(f"{name} {_decibels(row[name])}" for name in list(row)[2:])
+
+
+def _decibels(found: dict[str, Any]) -> str:
+    decibels = -20 * np.log10(np.maximum(found["errors"], 1e-9))
+    return f"{found['nfe']}: {decibels.mean():.1f} / {np.quantile(decibels, 0.05):.1f}"
+
+
 # -- the table
 
 
@@ -226,7 +268,7 @@ def _columns(rows: Sequence[dict[str, Any]], moment: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("curves", "prove", "table"))
+    parser.add_argument("what", choices=("curves", "prove", "table", "calibrate"))
     parser.add_argument("--networks", choices=tuple(GROUPS), default="kept-out")
     parser.add_argument("--only", nargs="+", default=[""], help="networks with one of these words, in this order")
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
@@ -237,13 +279,14 @@ def main() -> None:
     group = GROUPS[options.networks]
     networks = list(dict.fromkeys(name for word in options.only for name in group if word in name))
     chosen = cells(networks, options.steps, [*FIRST_ORDER, *SECOND_ORDER], 0.0)
-    kind = "curves" if options.what == "curves" else "prove"
+    kind = "prove" if options.what == "table" else options.what
     lines = Lines(options.out / f"promise-{kind}-{options.networks}.jsonl")
     if options.what == "table":
         table(list(lines.done().values()))
         return
     started = time.monotonic()
-    for name in (curves if options.what == "curves" else prove)(options.out, chosen, lines):
+    work = {"curves": curves, "prove": prove, "calibrate": calibrated}[options.what]
+    for name in work(options.out, chosen, lines):
         print(f"{time.monotonic() - started:.0f} s: {name}", flush=True)
 
 

@@ -77,8 +77,8 @@ def test_a_plan_that_wants_other_guidance_than_plain_cfg_has_no_estimate(other):
 def test_rows_are_judged_on_their_own_and_over_the_state_alone():
     estimate = Estimate(share=0.5)
     assert estimate.relative_to(torch.ones(2, 4)) is None
-    estimate.add((torch.tensor([[3.0, 4.0], [0.0, 0.0]]),))
-    estimate.add((torch.tensor([[0.0, 0.0], [0.0, 2.0]]),))
+    estimate.add((torch.tensor([[3.0, 4.0], [0.0, 0.0]]),), 4)
+    estimate.add((torch.tensor([[0.0, 0.0], [0.0, 2.0]]),), 9)
     state = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     assert estimate.relative_to(state).tolist() == [2.5, 0.5]
     assert estimate.relative_to(torch.cat([state, state])).tolist() == [2.5, 0.5]  # two branches
@@ -86,7 +86,7 @@ def test_rows_are_judged_on_their_own_and_over_the_state_alone():
 
 def test_other_channels_than_the_state_do_not_count():
     estimate = Estimate(share=1.0)
-    estimate.add((torch.ones(1, 2, 3, 3),))
+    estimate.add((torch.ones(1, 2, 3, 3),), 3)
     state = torch.ones(1, 2, 3, 3)
     masked = torch.cat([state, 100 * torch.ones(1, 5, 3, 3)], dim=1)
     assert estimate.relative_to(masked).tolist() == pytest.approx([1.0])
@@ -95,5 +95,5 @@ def test_other_channels_than_the_state_do_not_count():
 
 def test_samples_of_different_sizes_are_judged_together():
     estimate = Estimate(share=1.0)
-    estimate.add((torch.ones(2, 2), torch.ones(3, 4)))
+    estimate.add((torch.ones(2, 2), torch.ones(3, 4)), 5)
     assert estimate.relative_to([torch.ones(2, 2), torch.ones(3, 4)]).shape == (1,)

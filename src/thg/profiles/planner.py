@@ -258,11 +258,15 @@ class Regridded:
         return stronger * np.abs(response) * self.survival()
 
     def survival(self) -> Array:
-        """The fraction of an error in the state after each step that remains at the end; 1 if it was not measured."""
-        if self.profile.survival is None:
+        """The fraction of an error in the state after each step that remains at the end; 1 if it was not measured.
+
+        Each anchor was measured on a few samples only, so the curve is smoothed: a parabola in its logarithm.
+        """
+        anchors, measured = self.profile.anchors, self.profile.survival
+        if measured is None:
             return np.ones(self.steps)
-        curve = np.log(np.maximum(self.profile.survival, 1e-12))
-        return np.exp(np.interp(self.places, self.profile.anchors, curve))
+        curve = np.polyfit(anchors, np.log(np.maximum(measured, 1e-12)), min(2, len(anchors) - 1))
+        return np.exp(np.polyval(curve, np.clip(self.places, anchors[0], anchors[-1])))
 
     def picked(self, count: int) -> Regridded:
         """At fewer steps of the same run, evenly spread."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ DEFAULT_ERROR = 0.01
 LONGEST_RUN = 200  # in steps, that is chosen for a budget
 FREE_STEPS = 5  # for each evaluated one
 USUAL_STEPS = 20
+MOST_DENSE = 100.0
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
 
 
@@ -60,6 +61,24 @@ class Prior:
 
 
 PRIOR = Prior()
+Shape = tuple[float, float]  # additional density of evaluations at the start and at the end of a run; (0, 0) is even
+
+
+def shaped(shape: Shape | None, prior: Prior = PRIOR) -> Prior:
+    """The prior with another shape of its grids."""
+    if shape is None:
+        return prior
+    try:
+        start, end = (float(density) for density in shape)
+        valid = 0 <= start <= MOST_DENSE and 0 <= end <= MOST_DENSE
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise PlanError(
+            f"shape must be two densities from 0 to {MOST_DENSE:g}, at the start and at the end of a run, such as "
+            f"(1, 2), not {shape!r}; (0, 0) is even"
+        )
+    return replace(prior, start=(start, prior.start[1]), end=(end, prior.end[1]))
 
 
 @dataclass(frozen=True)
