@@ -37,7 +37,7 @@ TUNED, CALIBRATED, TESTED = 16, 5, 48  # samples
 TOLERANCES = (0.003, 0.01, 0.03)
 
 
-class Zoo(diffusers.DiffusionPipeline):
+class Zoo(diffusers.DiffusionPipeline):  # type: ignore[misc]
     """A network of the zoo and a scheduler."""
 
     shape: tuple[int, ...]  # of a sample

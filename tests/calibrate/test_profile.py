@@ -13,7 +13,7 @@ from thg.plans.planners import Planned, guide_maker
 from thg.plans.response import Response
 from thg.plans.run import Run
 from thg.profiles.noise import noise_share
-from thg.profiles.optimal import leap_costs, optimal_grids
+from thg.profiles.optimal import optimal_grids
 from thg.profiles.planner import WORST, Regridded
 from thg.profiles.profile import About, Constants, Moments
 
@@ -141,6 +141,7 @@ def test_budgets_are_kept(hare_order, nfe):
     assert plan.nfe == (nfe if isinstance(nfe, int) else round(100 * nfe))
     assert (plan.hare_order, plan.corrector, plan.slope) == (hare_order, PRIOR.corrector, PRIOR.slope)
     assert plan.coarse[:2] == (0, 1) or hare_order == 1
+    assert plan.coarse[-1] == 49
 
 
 @pytest.mark.parametrize("nfe", [0.55, 0.65, 70, 0.9])
@@ -158,7 +159,7 @@ def test_other_step_counts_keep_the_density_of_the_grid(steps):
     profile = made_up()
     run = Run(steps, tuple(map(float, range(steps))), 5.0, tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
     plan = profile.planner(nfe=0.65).plan(run)
-    assert plan.nfe == round(0.65 * 2 * steps)
+    assert plan.evaluations == round(0.65 * steps)
     own = profile.planner(nfe=0.65).plan(Run.of(50, 5.0))
     mine, other = (np.array([*p.coarse, p.steps]) / p.steps for p in (own, plan))
     spread = np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(mine)), mine)
@@ -232,15 +233,15 @@ def test_a_tolerance_is_that_of_the_predicted_error():
     profile, error = made_up(), 0.01
     here = Regridded.of(profile, Run.of(50, 5.0))
 
-    def predicted(count, corrector):
-        options = {"hare_order": 2, "corrector": corrector, "slope": PRIOR.slope, "positions": here.positions}
-        cost = leap_costs(here.gram, here.gain, **options)
-        cost[0, 0, 2:] = np.inf  # a line needs two evaluations
-        return WORST * [square for _, square in optimal_grids(cost)][count - 1] ** 0.5 / profile.state_norm
+    def predicted(count, corrected):
+        squares, weights = profile.planner(error=error)._costs(here, corrected=corrected)
+        grid = [grid for grid, _ in optimal_grids(weights)][count - 1]
+        leaps = zip((-1, *grid), grid, (*grid[1:], 50), strict=False)
+        return WORST * sum(squares[i + 1, j, end] for i, j, end in leaps) ** 0.5 / profile.state_norm
 
     with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), Run.of(50, 5.0)))
-    for plan, corrector in ((with_it, PRIOR.corrector), (without, 0.0)):
-        assert predicted(plan.evaluations, corrector) <= error < predicted(plan.evaluations - 1, corrector)
+    for plan, corrected_run in ((with_it, True), (without, False)):
+        assert predicted(plan.evaluations, corrected_run) <= error < predicted(plan.evaluations - 1, corrected_run)
     assert without.evaluations > with_it.evaluations
 
 

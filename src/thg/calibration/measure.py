@@ -1,8 +1,8 @@
 """`calibrate`: runs a pipeline or a denoiser on samples, batch by batch, and makes a profile.
 
 Two things are measured of the whole network: the outputs that reach the scheduler in a plain run, of which the Gram
-matrix is kept, and how much of an error survives. For the latter a run is repeated in which each sample uses, at one
-step, the output of the step before. Up to that step the outputs of the plain run are used again, so nothing runs there.
+matrix is kept, and how much of an error survives. For the latter a run is repeated in which each sample has an error in
+its output at one step. Up to that step the outputs of the plain run are used again, so nothing runs there.
 """
 
 from __future__ import annotations
@@ -179,15 +179,17 @@ class PlainRun(Leaps):
         return None
 
 
-class HeldRun(PlainRun):
-    """A plain run again, in which each sample uses at one of its calls, `held`, the output of the call before."""
+class DisturbedRun(PlainRun):
+    """A plain run again, in which each sample uses another output at one of its calls."""
 
-    def __init__(self, plain: PlainRun, held: Sequence[int]) -> None:
+    def __init__(self, plain: PlainRun, calls: Sequence[int]) -> None:
         super().__init__(plain.run)
-        self._plain, self._held = plain.outputs, held
+        self._plain, self._calls = plain.outputs, calls
+        parts = [output.chunk(len(calls)) for output in plain.outputs]
+        self._used = [_disturbed(*(part[i] for part in parts[k - 1 : k + 2])) for i, k in enumerate(calls)]
 
     def evaluates(self, step: int) -> bool:
-        return step == 0 or step > min(self._held)  # the calls of the first step are answered by nothing else
+        return step == 0 or step > min(self._calls)  # the calls of the first step are answered by nothing else
 
     def observe(self, step: int, output: Term) -> Term:
         return (self._mixed(step, output[0]),)
@@ -196,12 +198,27 @@ class HeldRun(PlainRun):
         return (self._mixed(step, self._plain[step]),)
 
     def _mixed(self, step: int, fresh: Tensor) -> Tensor:
-        """The known output for the samples whose call is still to come or is this one, and the fresh one for others."""
-        rows = list(fresh.chunk(len(self._held)))
-        for i, call in enumerate(self._held):
+        """The plain run's output for samples before their call, the other one at it, and the fresh one after it."""
+        rows, known = list(fresh.chunk(len(self._calls))), self._plain[step].chunk(len(self._calls))
+        for i, call in enumerate(self._calls):
             if step <= call:
-                rows[i] = self._plain[step - (step == call)].chunk(len(self._held))[i]
+                rows[i] = self._used[i] if step == call else known[i]
         return torch.cat(rows)
+
+    def caused(self) -> Tensor:
+        """The squared norm of each sample's disturbance."""
+        known = [self._plain[call].chunk(len(self._calls))[i] for i, call in enumerate(self._calls)]
+        return torch.stack([(a - b).float().square().sum() for a, b in zip(self._used, known, strict=True)])
+
+
+def _disturbed(before: Tensor, now: Tensor, after: Tensor) -> Tensor:
+    """An output with an error like that of a leap: in the direction of the second difference of the outputs.
+
+    Its size is that of the first difference, so that rounding does not matter.
+    """
+    bend = after - 2 * now + before
+    size: Tensor = (now - before).norm() / bend.norm().clamp_min(torch.finfo(bend.dtype).tiny)
+    return now + bend * size
 
 
 @dataclass(frozen=True)
@@ -297,11 +314,11 @@ class _Work:
             chosen = [(i * self.sensitivity + turn) % len(self.anchors) for i in samples]
             held = [self.anchors[which] for which in chosen]
             calls = [places[k] for k in held]
-            again = self._runs(samples, lambda i, run, calls=calls: HeldRun(plain[i], calls))  # type: ignore[misc]
+            again = self._runs(samples, lambda i, run, calls=calls: DisturbedRun(plain[i], calls))  # type: ignore[misc]
             moved = (_states(again, samples) - _states(plain, samples)).norm(dim=1)
+            errors = torch.stack([run.caused() for run in again]).sum(0).sqrt()  # type: ignore[attr-defined]
             for row, (which, k) in enumerate(zip(chosen, held, strict=True)):
-                weight = abs(output_weight(grid.prediction, grid.noise[k], grid.noise[k + 1]))
-                caused = weight * float((values[row, k] - values[row, k - 1]).norm())
+                caused = abs(output_weight(grid.prediction, grid.noise[k], grid.noise[k + 1])) * float(errors[row])
                 rows["survival"][row, which] = float(moved[row]) / caused if caused > 0 else 1.0
         return finite(rows)
 
@@ -309,7 +326,8 @@ class _Work:
         """Algorithm 3."""
         maker = _Guides(lambda run: Recorder(run, self.subject.grid(run), len(samples)))
         self.subject.run(samples, maker)
-        return self._made(maker.made)[-1].measured()
+        recorder: Recorder = self._made(maker.made)[-1]
+        return recorder.measured()
 
     def _runs(self, samples: Sequence[int], make: Callable[[int, Run], PlainRun]) -> list[PlainRun]:
         """One run of the subject, for each of its schedulers."""

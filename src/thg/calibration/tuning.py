@@ -105,8 +105,9 @@ def tune(
         batched,
     )
     shards = Shards(None if folder is None else Path(folder), subject.settings() | {"measured": "final states"})
-    about = identity(pipe) if isinstance(subject, Pipeline) else {}
-    start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale, **about)
+    start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale)
+    if isinstance(subject, Pipeline):
+        start = replace(start, **identity(pipe))  # type: ignore[arg-type]  # names and strings of three fields
     with subject.quiet(), _progress(-(-subject.samples // batch_size) * (1 + ROUNDS), progress) as advance:
         tuned = _search(_Compared(subject, batch_size, shards, advance), start)
     if remember and isinstance(subject, Pipeline):
@@ -139,12 +140,12 @@ def _next(tried: Mapping[float, Tuned], wanted: float) -> float:
         low, high = max(missed), min(kept)
         above, below = (math.log(max(tried[effort].reached, 1e-6)) for effort in (low, high))
         share = (above - math.log(wanted)) / (above - below) if above > below else 0.5
-        effort = low * (high / low) ** min(max(share, 0.2), 0.8)
+        effort = float(low * (high / low) ** min(max(share, 0.2), 0.8))
     else:
         last = min(kept) if kept else max(tried)
         change = (max(tried[last].reached, 1e-6) / wanted) ** (1 / PRIOR.order)
-        effort = last * min(max(change, 0.5), 2.0)
-    return round(min(max(effort, LEAST), MOST), 2)
+        effort = last * min(max(float(change), 0.5), 2.0)
+    return float(round(min(max(effort, LEAST), MOST), 2))
 
 
 def bound(errors: Array) -> float:

@@ -152,13 +152,27 @@ def grid(run: Run, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
+    inner = _lightest(_density(run, prior)[first - 1 :], count - first + 1, prior)
+    return (*range(first - 1), *(first - 1 + i for i in inner))
+
+
+def leap_weights(run: Run, prior: Prior = PRIOR) -> Array:
+    """The weight of each leap, [start, end], whose total the grids of the prior minimise."""
+    density = _density(run, prior)
+    covered = np.append(0.0, np.cumsum(density)) / density.sum()
+    start, end = np.indices((run.steps, run.steps + 1))
+    weights = np.maximum(covered[end] - covered[start], 0.0) ** prior.power
+    return np.where(end == start + 1, 0.0, weights)
+
+
+def _density(run: Run, prior: Prior) -> Array:
+    """Of evaluations, at each step."""
     density = _tapering((np.arange(run.steps) + 0.5) / run.steps, prior)
     sizes = _angles(run)
-    if sizes is not None:
-        by_angle = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
-        density = density / density.mean() + by_angle / by_angle.mean()
-    inner = _lightest(density[first - 1 :], count - first + 1, prior)
-    return (*range(first - 1), *(first - 1 + i for i in inner))
+    if sizes is None:
+        return density
+    by_angle = _tapering(np.cumsum(sizes) - sizes / 2, prior) * sizes
+    return np.asarray(density / density.mean() + by_angle / by_angle.mean())
 
 
 def _angles(run: Run) -> Array | None:

@@ -9,6 +9,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
 from thg.ode.solvers import lagrange_weights
-from thg.plans.fidelity import PRIOR, check_error, predictable
+from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, check_error, evaluations_within, leap_weights, predictable
+from thg.plans.fidelity import grid as default_grid
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
     Planner,
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Method = Literal["optimal", "algorithm2"]
 
-WORST = 3.0  # the error that 95 % of runs stay within, over the predicted root mean square
+WORST = 5.0  # the error that 95 % of runs stay within, over the predicted root mean square
+PRIOR_SHARE = 3.0  # weight of the default's assumptions, where the measured errors have 1
+TINY = 1e-300
 LONGEST = 100  # the steps up to which dynamic programming takes a moment; longer runs are planned on a shorter grid
 FAR_STEPS = 2.5  # beyond this ratio of step counts, or of w-1, the measurement says little
 FAR_SCALE = 2.0
@@ -123,8 +127,9 @@ class ProfilePlanner:
         allowed = 0.0 if self.error is None else (self.error * self.profile.state_norm / WORST) ** 2
         grid = tuple(range(near.steps))
         if predictable(run):
-            for grid, square in optimal_grids(self._costs(near, corrected=run.response is not None)):
-                if len(grid) >= PRIOR.fewest and (len(grid) >= wanted or square <= allowed):
+            squares, weights = self._costs(near, corrected=run.response is not None)
+            for grid, _ in islice(optimal_grids(weights), PRIOR.fewest - 1, None):
+                if len(grid) >= wanted or _total(squares, grid) <= allowed:
                     break
         if near is not here:
             count = len(grid) if self.nfe is None else evaluated_steps(self.nfe, run)
@@ -132,8 +137,13 @@ class ProfilePlanner:
         corrector, order = self.corrector, self.hare_order
         return Plan(run.steps, grid, hare_order=order, corrector=corrector, slope=PRIOR.slope, skips="network")
 
-    def _costs(self, here: Regridded, *, corrected: bool) -> Array:
-        cost = leap_costs(
+    def _costs(self, here: Regridded, *, corrected: bool) -> tuple[Array, Array]:
+        """The predicted square error of each leap, and the weights whose total the grid minimises.
+
+        Errors of neighbouring leaps are alike, so their sizes add up rather than their squares. A leap also disturbs
+        the next ones, which the prediction does not know and the prior does, so both count.
+        """
+        squares = leap_costs(
             here.gram,
             here.gain,
             hare_order=self.hare_order,
@@ -141,9 +151,15 @@ class ProfilePlanner:
             slope=PRIOR.slope,
             positions=here.positions,
         )
+        run = here.run()
+        usual = default_grid(run, min(run.steps, max(PRIOR.fewest, evaluations_within(DEFAULT_ERROR, run))))
+        prior = np.where(np.isfinite(squares), leap_weights(run), np.inf)
+        weights = np.sqrt(squares) / max(_total(np.sqrt(squares), usual), TINY)
+        weights += PRIOR_SHARE * prior / max(_total(prior, usual), TINY)
         if self.hare_order == 2:
-            cost[0, 0, 2:] = np.inf  # a line needs two evaluations
-        return cost
+            weights[0, 0, 2:] = np.inf  # a line needs two evaluations
+        weights[:, : run.steps - 1, run.steps] = np.inf  # nothing corrects a leap over the last step
+        return squares, weights
 
     # -- the paper's
 
@@ -154,13 +170,20 @@ class ProfilePlanner:
         tortoise, hare = (constants.tolist() for constants in here.error_constants())
         order, rho = self.profile.about.order, self.rho
         if self.nfe is not None:  # the smallest rho whose grid comes closest to the budget from below
+            evaluations = affordable(self.nfe, run.steps)
             try:
-                rho = rho_for(tortoise, hare, affordable(self.nfe, run.steps), order, cutoff=cutoff or run.steps)
+                rho = rho_for(tortoise, hare, evaluations, order, cutoff=cutoff or run.steps)
             except PlanError:
                 return Plan(run.steps, (0,), cutoff, self.boost, self.hare_order, self.corrector)
         assert rho is not None
         coarse = look_before_you_leap(m_max(tortoise, hare, rho, order))
         return Plan(run.steps, coarse, cutoff, self.boost, self.hare_order, self.corrector)
+
+
+def _total(costs: Array, grid: tuple[int, ...]) -> float:
+    """Of the leaps of a grid."""
+    leaps = zip((-1, *grid), grid, (*grid[1:], costs.shape[1]), strict=False)
+    return float(sum(costs[i + 1, j, end] for i, j, end in leaps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +289,13 @@ class Regridded:
         if measured is None:
             return np.ones(self.steps)
         curve = np.polyfit(anchors, np.log(np.maximum(measured, 1e-12)), min(2, len(anchors) - 1))
-        return np.exp(np.polyval(curve, np.clip(self.places, anchors[0], anchors[-1])))
+        return np.asarray(np.exp(np.polyval(curve, np.clip(self.places, anchors[0], anchors[-1]))))
+
+    def run(self) -> Run:
+        """Its steps and noise levels."""
+        with np.errstate(divide="ignore"):
+            levels = 2 * (np.log1p(-self.noise) - np.log(self.noise))
+        return Run(self.steps, tuple(self.positions), log_snr=tuple(levels[:-1]), end_log_snr=float(levels[-1]))
 
     def picked(self, count: int) -> Regridded:
         """At fewer steps of the same run, evenly spread."""
