@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,40 +37,13 @@ from thg.seeds import generators
 Array = NDArray[np.float64]
 
 
-class Subject(Protocol):
-    """What is measured. samples: how many there are."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def guidance_scale(self) -> float: ...
-
-    @property
-    def samples(self) -> int: ...
-
-    def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
-        """One run of these samples: the pipeline's first output, and its cost."""
-
-    def grid(self, run: Run) -> NoiseGrid: ...
-
-    def settings(self) -> dict[str, Any]:
-        """All that the measured rows depend on."""
-
-    def about(self) -> dict[str, str]:
-        """The names in a profile: pipeline, network, model, scheduler."""
-
-    def quiet(self) -> AbstractContextManager[None]:
-        """Disables its own progress bars and remarks."""
-
-
 def checked_scale(scale: Any, least: float = 1.0) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale < least:
         raise ProfileError(f"guidance_scale must be a number of at least {least:g}, not {scale!r}; 1 is no guidance")
     return float(scale)
 
 
-# -- pipelines
+# -- pipelines: both kinds have the same methods
 
 
 @dataclass
@@ -129,6 +102,7 @@ class Pipeline:
         return len(self.prompts)
 
     def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
+        """One run of these samples: the pipeline's first output, and its cost."""
         given = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
         with enabled(self.pipe, choice, layout=self.layout), torch.no_grad():
             return self.pipe(**given, **self.arguments)[0], summary(self.pipe)
@@ -148,6 +122,7 @@ class Pipeline:
         return NoiseGrid.of(self.pipe.scheduler, run)
 
     def settings(self) -> dict[str, Any]:
+        """All that the measured rows depend on."""
         scheduler = self.pipe.scheduler
         return {
             "network": fingerprint(self.pipe),
@@ -160,7 +135,7 @@ class Pipeline:
         }
 
     def about(self) -> dict[str, str]:
-        """The model is named by the last part of its path, without the user's folders."""
+        """The names in a profile. The model is named by the last part of its path, without the user's folders."""
         return {
             "pipeline": type(self.pipe).__name__,
             "network": fingerprint(self.pipe),
@@ -170,6 +145,7 @@ class Pipeline:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
+        """Disables its own progress bars, and remarks on runs in which everything is evaluated."""
         before, log = dict(getattr(self.pipe, "_progress_bar_config", {})), logging.getLogger("thg")
         self.pipe.set_progress_bar_config(**{**before, "disable": True})
         level = log.level
@@ -272,6 +248,9 @@ class OwnDenoiser:
 
     def quiet(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+Subject = Pipeline | OwnDenoiser
 
 
 def _count(conditions: Any) -> int:
