@@ -263,7 +263,9 @@ def _columns(rows: Sequence[dict[str, Any]], moment: str) -> str:
     kept, right, nfe = np.array([shares(row, moment) for row in rows]).T
     steps = np.array([float(row["cell"].split(" | ")[2]) for row in rows])
     share = f"{np.mean(nfe / (2 * steps)):.0%}"
-    return f"{kept.mean():.0%} (least {kept.min():.0%}) | {share} | {np.nanmean(right):.0%}"
+    known = right[~np.isnan(right)]  # where anything was predicted
+    estimate = f"{known.mean():.0%}" if len(known) else "–"
+    return f"{kept.mean():.0%} (least {kept.min():.0%}) | {share} | {estimate}"
 
 
 def main() -> None:

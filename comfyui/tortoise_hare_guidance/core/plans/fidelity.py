@@ -97,8 +97,9 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
     """The default planner: as many evaluations as keep the result close to the plain run's, for any number of steps.
 
     error: how far the final latents may be from those of the same run with all evaluations, relative to their norm. A
-        target, not a guarantee: it is set without knowing the network. `summary(pipe).estimated_error` estimates the
-        result after a run, and `thg.tune` adapts the plan to a given network.
+        target, not a guarantee: it is set without knowing the network. On networks that had no part in its choice,
+        92 % of the samples are within it (0 % in the worst of 153 cells, docs/log.md), and 99 % after
+        `thg.tune` (94 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
     check_error(error)
