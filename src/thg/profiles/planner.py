@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
 from thg.ode.solvers import lagrange_weights
-from thg.plans.fidelity import DEFAULT_ERROR, PRIOR, check_error, evaluations_within, leap_weights, predictable
+from thg.plans.fidelity import DEFAULT_ERROR, check_error, evaluations_within, leap_weights, predictable
 from thg.plans.fidelity import grid as default_grid
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
@@ -30,6 +30,7 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
+from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
 from thg.profiles.noise import noise_share, output_weight
 from thg.profiles.optimal import leap_costs, optimal_grids
