@@ -62,12 +62,13 @@ def main() -> int:
             guidance_scale=scale,
             batch_size=args.samples,
             sensitivity=0,
+            algorithm3=True,
             progress=False,
         )
 
     plain()  # warm up
     plainly, calibrating = best(plain, calibrate, repeats=args.repeats)
-    per_plain, per_calibrated = plainly / (2 * args.steps), calibrating / (4 * args.steps - 2)
+    per_plain, per_calibrated = plainly / (2 * args.steps), calibrating / (6 * args.steps - 2)
     overhead = per_calibrated / per_plain - 1
     profile, run = calibrate(), RunInfo.of(args.steps, scale)
 

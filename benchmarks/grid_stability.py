@@ -22,7 +22,7 @@ import numpy as np
 import thg
 from thg.bench.config import Model
 from thg.bench.samples import load_pipeline
-from thg.calibration.shards import Rows, stored_rows
+from thg.calibration.rows import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.plans.planners import look_before_you_leap, m_max
@@ -115,6 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
             guidance_scale=w,
             batch_size=options.batch_size,
             sensitivity=0,
+            algorithm3=True,
             folder=folders[w],
             call=DEFAULT_CALL.get(options.model, {}),
         )
@@ -123,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     print("\n".join(by_guidance_scale(profiles, options.rho, w0, options.steps)), "\n")
-    rows = stored_rows(folders[w0])
+    rows = stored_rows(folders[w0], "algorithm3")
     subset = min(options.subset, options.samples)
     print("\n".join(by_trajectories(rows, w0, options.rho, options.steps, subset, options.trials)))
 

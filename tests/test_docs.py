@@ -242,7 +242,7 @@ def prepared(tmp_path_factory):
     pipe = thg.shipped_pipeline()
     pipe.set_progress_bar_config(disable=True)
     folder = tmp_path_factory.mktemp("docs")
-    thg.calibrate(pipe, ["a bag"], steps=12, guidance_scale=5.0, sensitivity=0, progress=False).save(
+    thg.calibrate(pipe, ["a bag"], steps=12, guidance_scale=5.0, sensitivity=0, algorithm3=True, progress=False).save(
         folder / "mine.json"
     )
     return SimpleNamespace(pipe=pipe, folder=folder)

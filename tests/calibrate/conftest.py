@@ -26,5 +26,11 @@ STEPS, SCALE = 10, 4.0
 @pytest.fixture(scope="session")
 def profile():
     return calibrate(
-        stable_diffusion(), PROMPTS[:3], steps=STEPS, guidance_scale=SCALE, batch_size=3, sensitivity=1, progress=False
+        stable_diffusion(),
+        PROMPTS[:3],
+        steps=STEPS,
+        guidance_scale=SCALE,
+        batch_size=3,
+        algorithm3=True,
+        progress=False,
     )

@@ -30,6 +30,7 @@ from thg.profiles.noise import output_weight
 from thg.seeds import generators, sample_seed
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
+PAPER = {**QUICK, "algorithm3": True}
 
 
 def denoiser_of(pipe, prompt):
@@ -58,35 +59,37 @@ def test_the_short_form_is_algorithm_3(scheduler, prediction_type):
     pipe = stable_diffusion(prediction_type=prediction_type)
     if scheduler is not None:
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
-    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **QUICK)
+    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **PAPER)
     pipe.scheduler.set_timesteps(STEPS)
     schedule = read_schedule(pipe.scheduler)
     arguments = (denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule)
     long = error_constants(*arguments, ddim(), guidance_scale=SCALE)
     short = error_constants_first_order(*arguments, guidance_scale=SCALE)
-    ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
+    ours = (SCALE - 1) * profile.constants.hare.mean / profile.constants.tortoise.mean
     np.testing.assert_allclose(ours, (long.hare / long.tortoise)[:-1, 0], rtol=2e-2)
     np.testing.assert_allclose(ours, (short.hare / short.tortoise)[:-1, 0], rtol=2e-2)
-    factor = [output_weight("epsilon", m, e) for m, e in zip(profile.middle, profile.noise[1:-1], strict=True)]
+    factor = [
+        output_weight("epsilon", m, e) for m, e in zip(profile.constants.middle, profile.noise[1:-1], strict=True)
+    ]
     if scheduler is None:  # the state of Euler is another one, by a factor
-        np.testing.assert_allclose(np.abs(factor) * profile.tortoise.mean, short.tortoise[:-1, 0], rtol=2e-2)
+        np.testing.assert_allclose(np.abs(factor) * profile.constants.tortoise.mean, short.tortoise[:-1, 0], rtol=2e-2)
 
 
 def test_a_second_order_solver_is_judged_by_second_differences():
     pipe = stable_diffusion(DPMSolverMultistepScheduler.from_config(stable_diffusion().scheduler.config))
-    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **{**QUICK, "steps": 16})
+    profile = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, **{**PAPER, "steps": 16})
     assert profile.about.order == 2
     pipe.scheduler.set_timesteps(16)
     schedule = read_schedule(pipe.scheduler)
     general = error_constants(
         denoiser_of(pipe, PROMPTS[0]), initial_noise(pipe, 0), schedule, lms(2), guidance_scale=SCALE
     )
-    ours = (SCALE - 1) * profile.hare.mean / profile.tortoise.mean
+    ours = (SCALE - 1) * profile.constants.hare.mean / profile.constants.tortoise.mean
     theirs = (general.hare / general.tortoise)[:-1, 0]
     assert np.median(np.abs(np.log(ours[2:] / theirs[2:]))) < np.log(1.6)
 
 
-def test_terms_and_their_gram_matrix_are_those_of_plain_cfg(profile):
+def test_the_gram_matrix_is_that_of_the_outputs_of_plain_cfg(profile):
     pipe = stable_diffusion()
     pipe.scheduler.set_timesteps(STEPS)
     schedule = read_schedule(pipe.scheduler)
@@ -99,7 +102,8 @@ def test_terms_and_their_gram_matrix_are_those_of_plain_cfg(profile):
         return output
 
     sample(recording, x, thg.Plan(STEPS, range(STEPS)), schedule, ddim(), guidance_scale=SCALE, check=False)
-    d = torch.stack([c - u for c, u in zip(terms[::2], terms[1::2], strict=True)]).flatten(1).double()
+    outputs = [u + SCALE * (c - u) for c, u in zip(terms[::2], terms[1::2], strict=True)]
+    d = torch.stack(outputs).flatten(1).double()
     single = thg.calibrate(stable_diffusion(), PROMPTS[:1], batch_size=1, **QUICK)
     np.testing.assert_allclose(single.gram, (d @ d.T).numpy(), rtol=1e-4)
     assert profile.samples == 3
@@ -123,10 +127,57 @@ def test_the_run_under_calibration_is_plain_cfg():
     assert profile.noise[0] == 1.0
 
 
-def test_sensitivity_is_one_at_the_end_and_may_be_left_out(profile):
-    assert profile.sensitivity is not None
-    assert profile.sensitivity.mean[-1] == pytest.approx(1.0)
-    assert profile.anchors[-1] == STEPS - 2
+def test_what_survives_is_one_at_the_end_and_may_be_left_out(profile):
+    assert profile.survival[-1] == pytest.approx(1.0, rel=1e-3)
+    assert profile.anchors == (1, 4, STEPS - 2)
+    assert thg.calibrate(stable_diffusion(), PROMPTS[:1], **QUICK).survival is None
+
+
+def test_what_survives_is_that_of_the_same_run_with_an_error_in_one_output():
+    """The first sample makes its error at the first anchor: the pipeline's own loop, with that output replaced."""
+    pipe, arguments = stable_diffusion(), {**QUICK, "sensitivity": 1}
+    profile = thg.calibrate(pipe, PROMPTS[:3], batch_size=2, **arguments)
+    original, outputs, states = pipe.scheduler.step, [], []
+
+    def run(error):
+        outputs.clear()
+
+        def step(output, time, sample, **more):
+            outputs.append(output + error if len(outputs) == 1 else output)
+            states.append(sample)
+            return original(outputs[-1], time, sample, **more)
+
+        pipe.scheduler.step = step
+        pipe(PROMPTS[0], generator=generators(0, [0]), num_inference_steps=STEPS, guidance_scale=SCALE)
+        return states[-1], list(outputs)
+
+    plain, made = run(0.0)
+    bend = made[2] - 2 * made[1] + made[0]
+    moved = run(bend / bend.norm() * (made[1] - made[0]).norm())[0] - plain
+    caused = abs(output_weight("epsilon", profile.noise[1], profile.noise[2])) * (made[1] - made[0]).norm()
+    assert profile.survival[0] == pytest.approx(float(moved.norm() / caused), rel=1e-3)
+
+
+def test_it_costs_at_most_two_plain_runs_per_sample():
+    pipe, rows = stable_diffusion(), []
+    pipe.unet.register_forward_hook(lambda module, args, output: rows.append(len(args[0])))
+    thg.calibrate(pipe, PROMPTS, batch_size=2, **{**QUICK, "sensitivity": 1})
+    assert len(PROMPTS) * 2 * STEPS < sum(rows) <= len(PROMPTS) * 2 * 2 * STEPS
+
+
+def test_a_run_without_guidance_is_calibrated_too():
+    profile = thg.calibrate(stable_diffusion(), PROMPTS[:1], **{**QUICK, "guidance_scale": 1.0})
+    assert profile.planner(nfe=0.5).plan(thg.Run.of(STEPS, 1.0)).evaluations == STEPS // 2
+    with pytest.raises(thg.ProfileError, match=r"no error constants, .* algorithm3=True"):
+        profile.planner(rho=1.0)
+
+
+def test_a_pipeline_with_a_layout_of_its_own():
+    pipe = type("Mine", (type(stable_diffusion()),), {})(**stable_diffusion().components)
+    found = thg.calibrate(pipe, PROMPTS[:1], batch_size=1, layout=thg.Batched(), **{**PAPER, "steps": 4})
+    assert found.constants.tortoise.count == 1
+    with pytest.raises(thg.ProfileError, match="layout= are for pipelines"):
+        thg.calibrate(lambda x, t, c: x, None, x=torch.zeros(1, 2), schedule=thg.Schedule.vp(4), layout=thg.Batched())
 
 
 def test_the_norm_of_the_state_is_that_before_the_last_step(profile):
@@ -174,12 +225,11 @@ def test_the_plan_of_a_profile_runs(profile):
 
 
 def test_the_batch_size_does_not_matter(profile):
-    other = thg.calibrate(
-        stable_diffusion(), PROMPTS[:3], steps=STEPS, guidance_scale=SCALE, batch_size=2, sensitivity=1, progress=False
-    )
-    for name in ("tortoise", "hare", "tortoise_rate", "hare_rate", "sensitivity"):
-        mine, theirs = getattr(profile, name).mean, getattr(other, name).mean
+    other = thg.calibrate(stable_diffusion(), PROMPTS[:3], batch_size=2, **{**PAPER, "sensitivity": 1})
+    for name in ("tortoise", "hare", "tortoise_rate", "hare_rate"):
+        mine, theirs = (getattr(found.constants, name).mean for found in (profile, other))
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4 * theirs.max())
+    np.testing.assert_allclose(profile.survival, other.survival, rtol=1e-2)
     np.testing.assert_allclose(profile.gram, other.gram, rtol=1e-4, atol=1e-4 * other.gram.max())
 
 
@@ -241,7 +291,7 @@ def test_a_folder_of_another_calibration_is_refused(tmp_path):
         ([], {}, "at least one prompt"),
         ("a boot", {}, "at least one prompt"),
         (PROMPTS, {"steps": 1}, "at least 2"),
-        (PROMPTS, {"guidance_scale": 1.0}, "must be above 1"),
+        (PROMPTS, {"guidance_scale": 1.0, "algorithm3": True}, "must be above 1"),
         (PROMPTS, {"batch_size": 0}, "batch_size must be at least 1"),
         (PROMPTS, {"call": {"colour": "red"}}, "takes no argument 'colour'"),
     ],

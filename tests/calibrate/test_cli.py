@@ -19,7 +19,7 @@ def test_a_plan_of_a_profile(profile_file, capsys):
     assert main(["plan", profile_file, "--nfe", "0.65"]) == 0
     shown = capsys.readouterr().out
     assert "26 of 40 evaluations, ideal speed-up 1.54x" in shown
-    assert shown.count("●") == 6
+    assert shown.count("●") == 13
 
 
 def test_a_profile_plans_for_a_tolerance_unless_a_budget_is_given(profile_file, capsys):
@@ -69,7 +69,7 @@ def test_the_plot_is_written(profile_file, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["plan", "PROFILE", "--nfe", "20"], "20 steps need 21 to 40"),
+        (["plan", "PROFILE", "--nfe", "20", "--method", "algorithm2"], "20 steps need 21 to 40"),
         (["plan", "PROFILE", "--nfe", "half"], "--nfe must be a share"),
         (["plan", "--rho", "1"], "it needs a profile"),
         (["plan", "PROFILE", "--nfe", "0.6", "--error", "0.01"], "write one of them"),

@@ -8,21 +8,20 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
-from thg.plans.planners import CORRECTOR, SLOPE, Planned, guide_maker
+from thg.plans.fidelity import PRIOR
+from thg.plans.planners import Planned, guide_maker
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
-from thg.profiles.moments import Moments
 from thg.profiles.noise import noise_share
-from thg.profiles.optimal import optimal_grid
-from thg.profiles.planner import WORST
-from thg.profiles.profile import About
-from thg.profiles.regridded import Regridded
+from thg.profiles.optimal import optimal_grids
+from thg.profiles.planner import WORST, Regridded
+from thg.profiles.profile import About, Constants, Moments
 
 RUN = RunInfo.of(STEPS, SCALE)
 
 
 def made_up(steps=50, samples=6, seed=0, kind="flow", scale=5.0):
-    """A profile of smooth random guidance terms."""
+    """A profile of smooth random outputs."""
     rng = np.random.default_rng(seed)
     noise = np.linspace(1, 0, steps + 1)
     shapes = rng.normal(size=(samples, 4, 20))
@@ -31,24 +30,27 @@ def made_up(steps=50, samples=6, seed=0, kind="flow", scale=5.0):
     rows = rng.uniform(0.5, 1.5, size=(samples, steps - 1))
     return Profile(
         About("P", "Net-1", "model", "S", kind, 1, steps, scale, 0, "2026-01-01", {"thg": "0"}),
-        times=1000 * noise[:-1],
-        noise=noise,
-        middle=(noise[:-2] + noise[1:-1]) / 2,
-        tortoise=Moments.of(3 * rows),
-        hare=Moments.of(rng.uniform(0.1, 0.6, size=rows.shape)),
-        tortoise_rate=Moments.of(rows),
-        hare_rate=Moments.of(rows),
-        gram=np.einsum("snd,smd->nm", terms, terms),
+        samples,
+        noise,
+        gram=np.einsum("snd,smd->nm", terms, terms) / samples,
         anchors=(1, steps // 2, steps - 2),
-        sensitivity=Moments.of(rng.uniform(0.5, 2, size=(2, 3))),
-        state=Moments.of(rng.uniform(90, 110, size=(samples, 1))),
+        survival=rng.uniform(0.5, 2, size=3),
+        state_norm=100.0,
+        constants=Constants(
+            times=1000 * noise[:-1],
+            middle=(noise[:-2] + noise[1:-1]) / 2,
+            tortoise=Moments.of(3 * rows),
+            hare=Moments.of(rng.uniform(0.1, 0.6, size=rows.shape)),
+            tortoise_rate=Moments.of(rows),
+            hare_rate=Moments.of(rows),
+        ),
     )
 
 
 def same(a, b):
-    return a.about == b.about and all(
+    return (a.about, a.samples, a.anchors, a.state_norm) == (b.about, b.samples, b.anchors, b.state_norm) and all(
         np.array_equal(getattr(x, part), getattr(y, part))
-        for x, y in ((a.tortoise, b.tortoise), (a.hare_rate, b.hare_rate), (a.sensitivity, b.sensitivity))
+        for x, y in ((a.constants.tortoise, b.constants.tortoise), (a.constants.hare_rate, b.constants.hare_rate))
         for part in ("total", "squares", "count")
     )
 
@@ -60,12 +62,10 @@ def same(a, b):
 def test_a_profile_survives_its_file(tmp_path, steps):
     profile = made_up(steps)
     profile.save(tmp_path / "p.json")
-    assert (tmp_path / "p.safetensors").exists() == (steps == 160)
     loaded = Profile.load(tmp_path / "p.json")
     assert same(profile, loaded)
     assert np.array_equal(profile.gram, loaded.gram)
-    assert profile.state_norm == loaded.state_norm
-    assert loaded.anchors == profile.anchors
+    assert np.array_equal(profile.survival, loaded.survival)
 
 
 def test_nothing_is_overwritten_without_force(tmp_path):
@@ -86,11 +86,12 @@ def edited(document, **changes):
     [
         (lambda text: text[: len(text) // 2], "truncated"),
         (lambda text: "[1, 2]", "the format must be"),
-        (lambda text: text.replace("thg-profile-1", "thg-profile-7"), "'thg-profile-7'; calibrate again"),
+        (lambda text: text.replace("thg-profile-2", "thg-profile-7"), "'thg-profile-7'; calibrate again"),
         (lambda text: edited({k: v for k, v in json.loads(text).items() if k != "about"}), "damaged or was edited"),
         (lambda text: edited(json.loads(text), samples=0), "at least 1 sample"),
         (lambda text: text.replace('"steps": 12', '"steps": 13'), "must have the shape"),
-        (lambda text: text.replace('"guidance_scale": 5.0', '"guidance_scale": 0.5'), "must be above 1"),
+        (lambda text: text.replace('"guidance_scale": 5.0', '"guidance_scale": 0.5'), "must be 1"),
+        (lambda text: text.replace('"state_norm": 100.0', '"state_norm": 0'), "state_norm must be above 0"),
         (lambda text: text.replace('"noise": [1.0', '"noise": [NaN'), "NaN or infinity"),
         (lambda text: text.replace('"noise": [1.0', '"noise": [0.1'), "must fall"),
         (lambda text: text.replace('"anchors": [1,', '"anchors": [11,'), "anchors must be increasing"),
@@ -109,28 +110,12 @@ def test_no_file_is_an_error_that_says_how_to_make_one(tmp_path):
         Profile.load(tmp_path / "none.json")
 
 
-# -- merging
-
-
-def test_parts_merge_to_the_whole():
+def test_moments_do_not_depend_on_the_order_of_samples():
     rows = np.random.default_rng(0).lognormal(sigma=3, size=(9, 5))
-    whole, parts = Moments.of(rows), Moments.of(rows[:4]) + Moments.of(rows[4:])
-    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-14)
-    np.testing.assert_allclose(parts.std, whole.std, rtol=1e-12)
-    np.testing.assert_allclose(whole.std, rows.std(axis=0), rtol=1e-9)
-    shuffled = Moments.of(rows[::-1])
-    assert np.array_equal(shuffled.total, whole.total)  # whatever the order of the samples
-
-
-def test_profiles_merge_if_they_are_of_the_same_model():
-    a, b = made_up(12, seed=1), made_up(12, seed=2)
-    both = a.merged(b)
-    assert both.samples == 12
-    np.testing.assert_allclose(both.gram, a.gram + b.gram)
-    assert both.state_norm**2 == pytest.approx((a.state_norm**2 + b.state_norm**2) / 2)
-    assert a.merged(replace(b, state=None)).state is None
-    with pytest.raises(ProfileError, match="different guidance_scale"):
-        a.merged(made_up(12, scale=7.0))
+    found = Moments.of(rows)
+    np.testing.assert_allclose(found.mean, rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.std, rows.std(axis=0), rtol=1e-9)
+    assert np.array_equal(Moments.of(rows[::-1]).total, found.total)
 
 
 # -- plans
@@ -138,7 +123,7 @@ def test_profiles_merge_if_they_are_of_the_same_model():
 
 def test_the_paper_s_planner_is_algorithm_2_on_the_mean_norms():
     profile = made_up(20)
-    ratio = m_max(profile.tortoise.mean, 4.0 * profile.hare.mean, 1.2, 1)
+    ratio = m_max(profile.constants.tortoise.mean, 4.0 * profile.constants.hare.mean, 1.2, 1)
     plan = profile.planner(rho=1.2, cutoff=15, boost=1.1).plan(RunInfo.of(20, 5.0))
     assert plan == Plan(20, look_before_you_leap([*ratio, 1]), 15, 1.1, hare_order=1)
 
@@ -148,14 +133,25 @@ def test_another_guidance_scale_is_another_rho():
     assert profile.planner(rho=1.0).plan(RunInfo.of(30, 5.0)) == profile.planner(rho=1.25).plan(RunInfo.of(30, 6.0))
 
 
-@pytest.mark.parametrize("method", ["optimal", "algorithm2"])
 @pytest.mark.parametrize("hare_order", [1, 2])
+@pytest.mark.parametrize("nfe", [0.3, 0.5, 70, 0.9])
+def test_budgets_are_kept(hare_order, nfe):
+    plan = made_up().planner(nfe=nfe, hare_order=hare_order).plan(RunInfo.of(50, 5.0))
+    assert plan.skips == "network"
+    assert plan.nfe == (nfe if isinstance(nfe, int) else round(100 * nfe))
+    assert (plan.hare_order, plan.corrector, plan.slope) == (hare_order, PRIOR.corrector, PRIOR.slope)
+    assert plan.coarse[:2] == (0, 1) or hare_order == 1
+    assert plan.coarse[-1] == 49
+
+
 @pytest.mark.parametrize("nfe", [0.55, 0.65, 70, 0.9])
-def test_budgets_are_kept(method, hare_order, nfe):
-    plan = made_up().planner(nfe=nfe, method=method, hare_order=hare_order).plan(RunInfo.of(50, 5.0))
-    limit = nfe if isinstance(nfe, int) else round(100 * nfe)
-    assert plan.nfe == limit if method == "optimal" else limit - 6 <= plan.nfe <= limit
-    assert plan.hare_order == hare_order
+def test_algorithm_2_at_a_budget_is_the_paper_s_plan_unless_asked_otherwise(nfe):
+    planner = made_up().planner(nfe=nfe, method="algorithm2")
+    plan, limit = planner.plan(RunInfo.of(50, 5.0)), nfe if isinstance(nfe, int) else round(100 * nfe)
+    assert limit - 6 <= plan.nfe <= limit
+    assert (planner.skips, plan.skips, plan.hare_order, plan.corrector) == ("unconditional", "unconditional", 1, 0.0)
+    other = made_up().planner(nfe=nfe, method="algorithm2", hare_order=2, corrector=0.7).plan(RunInfo.of(50, 5.0))
+    assert other == replace(plan, hare_order=2, corrector=0.7)
 
 
 @pytest.mark.parametrize("steps", [24, 100, 120])
@@ -163,7 +159,7 @@ def test_other_step_counts_keep_the_density_of_the_grid(steps):
     profile = made_up()
     run = RunInfo(steps, tuple(map(float, range(steps))), 5.0, tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
     plan = profile.planner(nfe=0.65).plan(run)
-    assert plan.nfe == round(0.65 * 2 * steps)
+    assert plan.evaluations == round(0.65 * steps)
     own = profile.planner(nfe=0.65).plan(RunInfo.of(50, 5.0))
     mine, other = (np.array([*p.coarse, p.steps]) / p.steps for p in (own, plan))
     spread = np.interp(np.linspace(0, 1, 20), np.linspace(0, 1, len(mine)), mine)
@@ -173,7 +169,7 @@ def test_other_step_counts_keep_the_density_of_the_grid(steps):
 def test_the_same_grid_is_taken_over_as_it_is():
     profile = made_up()
     here = Regridded.of(profile, RunInfo.of(50, 5.0))
-    np.testing.assert_allclose(here.gram, profile.gram / profile.samples, rtol=1e-12)
+    np.testing.assert_allclose(here.gram, profile.gram, rtol=1e-12)
     by_noise = Regridded.of(profile, replace(RunInfo.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
     np.testing.assert_allclose(by_noise.places, np.arange(50), atol=1e-6)
     np.testing.assert_allclose(noise_share(_log_snr(profile.noise)), profile.noise, atol=1e-12)
@@ -203,9 +199,10 @@ def test_another_network_is_refused():
         ({"nfe": 0.65, "error": 0.01}, "one of a tolerance"),
         ({"error": 1.0}, "error must be a share above 0 and below 1"),
         ({"error": 0.01, "boost": 1.1}, "a tolerance is kept by method='optimal'"),
-        ({"nfe": 50}, "50 steps need 51 to 100"),
-        ({"nfe": 101}, "50 steps need 51 to 100"),
-        ({"nfe": 0.4}, "must lie above 0.5"),
+        ({"nfe": 50, "method": "algorithm2"}, "50 steps need 51 to 100"),
+        ({"nfe": 101, "method": "algorithm2"}, "50 steps need 51 to 100"),
+        ({"nfe": 0.4, "method": "algorithm2"}, "must lie above 0.5"),
+        ({"nfe": 1}, "nfe must be a share"),
         ({"rho": -1.0}, "rho must be above 0"),
         ({"nfe": 0.6, "method": "magic"}, "method must be"),
         ({"nfe": 0.6, "method": "optimal", "cutoff": 30}, "belong to method='algorithm2'"),
@@ -227,8 +224,8 @@ def corrected(steps, scale=5.0):
 def test_a_larger_tolerance_takes_fewer_evaluations_and_never_more_than_plain(run):
     counts = [made_up().planner(error=error).plan(run).evaluations for error in (1e-9, 0.003, 0.01, 0.03, 0.3)]
     assert sorted(counts, reverse=True) == counts
-    assert counts[0] == min(run.steps, 100)  # a long run is planned on a shorter grid
-    assert counts[0] > counts[2] > counts[-1] >= 1
+    assert counts[0] == run.steps
+    assert counts[0] > counts[2] > counts[-1] >= PRIOR.fewest
 
 
 def test_a_tolerance_is_that_of_the_predicted_error():
@@ -236,15 +233,21 @@ def test_a_tolerance_is_that_of_the_predicted_error():
     profile, error = made_up(), 0.01
     here = Regridded.of(profile, RunInfo.of(50, 5.0))
 
-    def predicted(count, corrector):
-        options = {"hare_order": 2, "corrector": corrector, "slope": SLOPE, "positions": here.positions}
-        return WORST * optimal_grid(here.gram, here.gain, count, **options)[1] ** 0.5 / profile.state_norm
+    def predicted(count, corrected):
+        squares, weights = profile.planner(error=error)._costs(here, corrected=corrected)
+        grid = [grid for grid, _ in optimal_grids(weights)][count - 1]
+        leaps = zip((-1, *grid), grid, (*grid[1:], 50), strict=False)
+        return WORST * sum(squares[i + 1, j, end] for i, j, end in leaps) ** 0.5 / profile.state_norm
 
     with_it, without = (profile.planner(error=error).plan(run) for run in (corrected(50), RunInfo.of(50, 5.0)))
-    for plan, corrector in ((with_it, CORRECTOR), (without, 0.0)):
-        assert predicted(plan.evaluations, corrector) <= error < predicted(plan.evaluations - 1, corrector)
+    for plan, corrected_run in ((with_it, True), (without, False)):
+        assert predicted(plan.evaluations, corrected_run) <= error < predicted(plan.evaluations - 1, corrected_run)
     assert without.evaluations > with_it.evaluations
-    assert with_it.slope == SLOPE
+
+
+@pytest.mark.parametrize("given", [{"adds_noise": True}, {"clips": True}])
+def test_what_cannot_be_predicted_is_evaluated(given):
+    assert made_up().planner(nfe=0.5).plan(replace(corrected(50), **given)).evaluations == 50
 
 
 def test_a_profile_is_a_planner_for_the_default_tolerance():
@@ -253,12 +256,15 @@ def test_a_profile_is_a_planner_for_the_default_tolerance():
     assert isinstance(guide_maker(profile), Planned)
 
 
-def test_a_profile_without_the_norm_of_the_state_plans_for_budgets_only(tmp_path):
-    old = replace(made_up(12), state=None)
-    old.save(tmp_path / "old.json")
+def test_a_profile_of_an_older_version_has_the_paper_s_planner_only(tmp_path):
+    profile = made_up(12)
+    profile.save(tmp_path / "old.json")
+    document = json.loads((tmp_path / "old.json").read_text())
+    document["arrays"] |= {"state.total": [1.0], "state.squares": [1.0], "sensitivity.total": [1.0] * 3}
+    (tmp_path / "old.json").write_text(json.dumps({**document, "format": "thg-profile-1"}))
     loaded = Profile.load(tmp_path / "old.json")
-    assert loaded.planner(nfe=18).plan(RunInfo.of(12, 5.0)).nfe == 18
-    with pytest.raises(ProfileError, match=r"made by thg 0\.1 .* calibrate again, or give a budget"):
+    assert loaded.planner(rho=1.0).plan(RunInfo.of(12, 5.0)) == profile.planner(rho=1.0).plan(RunInfo.of(12, 5.0))
+    with pytest.raises(ProfileError, match=r"made by thg 0\.1 .* calibrate again"):
         loaded.planner(error=0.01)
 
 

@@ -6,7 +6,7 @@ import torch
 import thg
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
-from thg.profiles.shipped import SHIPPED
+from thg.profiles.profile import SHIPPED
 
 SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
 
@@ -28,7 +28,7 @@ def test_held_out_runs_stay_within_the_tolerance(name):
             spent[error] = thg.summary(pipe).nfe
         assert wrong.max() <= error
         assert wrong.max() > error / 20  # and no more was spent than it takes
-    assert STEPS < spent[0.02] < spent[0.005] < 2 * STEPS
+    assert spent[0.02] < spent[0.005] < 2 * STEPS
 
 
 def test_a_profile_alone_is_its_plan_for_the_default_tolerance():

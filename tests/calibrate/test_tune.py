@@ -6,6 +6,7 @@ import torch
 
 import thg
 from thg.calibration.tuning import bound
+from thg.cli import main
 from thg.errors import PlanError, ProfileError
 from thg.ode.mixture import GaussianMixture
 from thg.plans.run import RunInfo
@@ -108,3 +109,52 @@ def test_noise_cannot_be_tuned(cache):
     pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
     with pytest.raises(ProfileError, match=r"nothing to tune .* noise cannot be predicted"):
         thg.tune(pipe, PROMPTS[:1], steps=4, progress=False)
+
+
+def test_a_folder_serves_several_tolerances_and_no_other_samples(tmp_path):
+    schedule, calls = thg.Schedule.flow(50, time=(1, 0)), []
+    network = wide_mixture().denoiser(schedule, 0)
+
+    def counted(x, t, conditional):
+        calls.append(len(x))
+        return network(x, t, conditional)
+
+    def tuned(error, seed=1):
+        calls.clear()
+        given = {"x": noise(4, seed), "schedule": schedule, "guidance_scale": 3.0, "progress": False}
+        return thg.tune(counted, None, error, folder=tmp_path / "runs", **given)
+
+    first = tuned(0.05)
+    alone = sum(calls)
+    assert 0 < first.nfe < first.plain_nfe == 100
+    assert str(first).endswith(f"at {first.nfe} of 100 evaluations")
+    tuned(0.08)
+    assert 0 < sum(calls) < alone, "the plain runs are there"
+    assert tuned(0.05) == first
+    assert not calls
+    with pytest.raises(ProfileError, match=r"with other settings \(start states\)"):
+        tuned(0.05, seed=2)
+
+
+def test_the_command(cache, capsys, tmp_path):
+    words = [
+        "tune",
+        "--samples",
+        "2",
+        "--steps",
+        "12",
+        "--error",
+        "5%",
+        "--quiet",
+        "--out",
+        str(tmp_path / "mine.json"),
+    ]
+    code = main(words)
+    shown = capsys.readouterr().out
+    (path,) = (cache / "tuned").iterdir()  # and nothing that a resumed command would need
+    found = Tuned.load(path)
+    assert found == Tuned.load(tmp_path / "mine.json")
+    assert code == (0 if found.kept else 1)
+    assert str(found) in shown
+    assert str(path) in shown
+    assert main(["tune", "--samples", "0"]) == 2

@@ -219,3 +219,23 @@ def test_a_plan_of_another_length_says_steps_and_calls():
 def test_a_preset_of_the_paper_is_a_choice():
     guide = guide_maker(thg.PRESETS["sd15"]).guide(RunInfo.of(50))
     assert guide.plan == preset("sd15")
+
+
+@pytest.mark.parametrize("planner", [tapered, lambda nfe, **shape: uniform(nfe=nfe, **shape)])
+def test_a_shape_moves_evaluations_and_keeps_the_budget(planner):
+    """Density at the end only, evenly, and at the start only: the mean position of an evaluation falls."""
+    plans = [planner(0.7, shape=shape).plan(RunInfo.of(40, 5.0)) for shape in ((0, 3), (0, 0), (3, 0))]
+    assert len({plan.nfe for plan in plans}) == 1
+    means = [np.mean(plan.coarse) for plan in plans]
+    assert means[0] > means[1] + 1 > means[2] + 2
+    assert tapered(0.7, shape=(1, 2)).plan(RunInfo.of(40)) == tapered(0.7).plan(RunInfo.of(40))
+
+
+@pytest.mark.parametrize("shape", [1.0, (1,), (-1, 0), (0, 1e9), "ab", (None, 1)])
+def test_what_is_no_shape_is_refused(shape):
+    with pytest.raises(PlanError, match="shape must be two densities"):
+        tapered(0.5, shape=shape)
+    with pytest.raises(PlanError, match="shape must be two densities"):
+        uniform(nfe=0.6, shape=shape)
+    with pytest.raises(PlanError, match="shape belongs to a budget"):
+        uniform(every=2, shape=(1, 2))

@@ -96,6 +96,18 @@ def test_the_summary_estimates_the_difference_from_plain_guidance():
     assert each == pytest.approx(found.summary.estimated_error, rel=1e-6)
 
 
+def test_the_summary_says_where_a_run_lost_it():
+    """Three leaps, of which one is far longer: the shares add up, and most is lost there."""
+    coarse = (*range(9), *range(15, 20))
+    found = run(thg.Plan(STEPS, coarse, skips="network", corrector=0.85)).summary
+    assert [end for end, _ in found.lost] == [15]
+    assert "most of it from the leaps that end at step 15 (100%)" in str(found)
+    spread = run(thg.Plan(STEPS, (*range(0, 20, 2), 19), skips="network")).summary
+    assert sum(share for _, share in spread.lost) == pytest.approx(1.0)
+    assert [end for end, _ in spread.lost] == list(range(4, 20, 2))
+    assert run(thg.tapered(1.0)).summary.lost == ()
+
+
 def test_the_default_is_that_of_enable():
     found = run()
     wanted = guide_maker(None).guide(thg.ode.guidance.run_of(SCHEDULE, thg.ode.ddim(), 4.0)).plan
@@ -252,6 +264,25 @@ def test_a_progress_bar():
     assert seen == list(range(STEPS))
 
 
+@pytest.mark.parametrize(
+    ("interval", "guided"),
+    [
+        ((0.25, 0.75), range(5, 16)),
+        ((0.75, 0.25), range(5, 16)),
+        ((0.25, 0.75, "[]"), range(5, 16)),
+        ((0.25, 0.75, "(]"), range(5, 15)),
+        ((0.25, 0.75, "[)"), range(6, 16)),
+        ((0.25, 0.75, "()"), range(6, 15)),
+        ((None, 0.75), range(5, 20)),
+        ((0.25, None), range(16)),
+        ((None, 0.75, "()"), range(6, 20)),
+    ],
+)
+def test_an_interval_with_or_without_its_ends(interval, guided):
+    found = run(thg.uniform(every=1), guidance_interval=interval)
+    assert [i for i in range(STEPS) if found.plan.guides(i)] == list(guided)
+
+
 def test_numbers_of_numpy():
     schedule = thg.Schedule.flow(np.int64(STEPS), time=(np.float32(1), np.int64(0)))
     plan = thg.Plan(np.int64(STEPS), np.arange(0, STEPS, 2))
@@ -277,8 +308,9 @@ def test_a_nan_names_the_step_and_the_branch(branch, name):
     ("more", "words"),
     [
         ({"schedule": None}, "sample needs the grid of the run"),
-        ({"guidance_interval": (2.0, 3.0)}, r"no step lies in guidance_interval=\(2, 3\): .* from 1 to 0.05"),
+        ({"guidance_interval": (2.0, 3.0)}, r"no step lies in guidance_interval=\(2.0, 3.0\): .* from 1 to 0.05"),
         ({"guidance_interval": 0.5}, "must be two times of the network"),
+        ({"guidance_interval": (0.2, 0.8, "][")}, "must be two times of the network"),
         ({"guidance_interval": (0.2, 0.8), "plan": thg.Plan(STEPS, (0,))}, r"Plan\(..., start=, cutoff=\)"),
         ({"plan": WithoutPlan(), "form": "two-state"}, "this planner makes none; use form='predictor'"),
         ({"plan": thg.tapered(0.5), "form": "two-state"}, "pass a plan of that kind, such as thg.uniform"),

@@ -329,3 +329,11 @@ def test_log_snr_of_a_time_that_runs_backwards():
 def test_log_snr_of_something_without_noise_levels():
     with pytest.raises(ScheduleError, match="neither `sigmas` nor `alphas_cumprod`"):
         scheduler_log_snr(make("IPNDMScheduler"))
+
+
+def test_a_scheduler_that_has_not_run_yet():
+    fresh = diffusers.DDIMScheduler()
+    found = read_schedule(fresh, 20)
+    assert fresh.num_inference_steps is None
+    fresh.set_timesteps(20)
+    assert found.nodes == read_schedule(fresh).nodes

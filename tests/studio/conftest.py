@@ -131,7 +131,7 @@ def profile(model: Model) -> Profile:
     import thg
 
     prompts = ["a dark coat", "a light bag"]
-    return thg.calibrate(model.pipe, prompts, steps=20, guidance_scale=5.0, sensitivity=1, progress=False)
+    return thg.calibrate(model.pipe, prompts, steps=20, guidance_scale=5.0, algorithm3=True, progress=False)
 
 
 @pytest.fixture(scope="session")

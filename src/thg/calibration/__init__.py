@@ -1,7 +1,6 @@
-"""Calibration: measures where the guidance term of a model can be predicted (Algorithm 3), or how many evaluations it
-needs."""
+"""Measurements on a network: where its outputs can be predicted, or how many evaluations it needs."""
 
-from thg.calibration.run import calibrate
+from thg.calibration.measure import calibrate
 from thg.calibration.tuning import tune
 
 __all__ = ["calibrate", "tune"]

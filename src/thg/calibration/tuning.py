@@ -2,50 +2,46 @@
 
 `within` is a prior: it does not know how much a network amplifies or forgets the errors of leaps. A few plain runs and
 a few accelerated ones with the same seeds show it. The number of evaluations is chosen so that 95 % of other samples
-are expected to keep the tolerance: by the largest error of the compared samples, or by the tolerance bound of a
-log-normal distribution, whichever is larger.
+are expected to keep the tolerance: by twice the tolerance bound of a log-normal distribution (or twice the largest
+error of the compared samples, if that is more), because true errors have heavier tails: benchmarks/promise.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.calibration.pipeline import Pipeline
+from thg.calibration.measure import subject_of
+from thg.calibration.rows import Rows, Shards
+from thg.calibration.subjects import Pipeline, Subject
 from thg.errors import ProfileError
-from thg.files import write_atomically
-from thg.ode.integrate import sample
+from thg.ode.guidance import Interval
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
-from thg.pipelines import enabled, summary
+from thg.pipelines.layouts import Batched, Sequential
 from thg.pipelines.remembered import identity, place_of
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.planners import Planner, tapered
 from thg.plans.prior import PRIOR
 from thg.plans.report import Summary
 from thg.plans.tuned import Tuned
+from thg.processes import batches
 
+MARGIN = 2.0  # on the bound
 ROUNDS = 5  # accelerated runs per sample, at most
 CLOSE = 0.7  # an error of this share of the tolerance is close enough
 LEAST, MOST = 0.3, 6.0  # effort
 
-
-class Runs(Protocol):
-    """Runs of one network from fixed noise."""
-
-    @property
-    def samples(self) -> int: ...
-
-    def final(self, planner: Planner, rows: Sequence[int]) -> tuple[Tensor, Summary]:
-        """The final states of these samples, and the cost of the run."""
+Array = NDArray[np.float64]
 
 
 def tune(
@@ -58,10 +54,13 @@ def tune(
     batch_size: int = 4,
     seed: int = 0,
     call: Mapping[str, Any] | None = None,
+    layout: Batched | Sequential | None = None,
     schedule: Schedule | None = None,
     x: Tensor | None = None,
     solver: Solver | None = None,
     unconditional: Any = False,
+    batched: bool = False,
+    guidance_interval: Interval | None = None,
     folder: str | Path | None = None,
     remember: bool = True,
     progress: bool = True,
@@ -75,11 +74,13 @@ def tune(
         steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
 
     For a denoiser, all as in `thg.sample`: schedule, x (the start states, a row for each sample), solver,
-        unconditional.
+        unconditional, batched, guidance_interval.
 
     Advanced arguments:
         batch_size: samples per run. seed: of the noise. call: further arguments of the pipeline's call.
-        folder: where finished runs are kept; a `tune` that was interrupted resumes from there.
+        layout: as for `thg.enable`.
+        folder: where finished runs are kept; a `tune` that was interrupted resumes from there, and one for another
+            tolerance uses its plain runs.
         remember: `thg.enable(pipe)` finds the result again for this network, scheduler and precision, also in other
             processes (in the cache folder; the environment variable THG_TUNED=0 switches that off).
 
@@ -89,48 +90,66 @@ def tune(
     within(error)  # validates the tolerance
     if batch_size < 1:
         raise ProfileError(f"batch_size must be at least 1, not {batch_size}")
-    runs: Runs
-    if schedule is None:
-        subject = Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {}, guided=False)
-        runs, about = _PipelineRuns(subject), identity(pipe)
-        steps, scale = subject.steps, subject.guidance_scale
-    else:
-        if x is None or not len(x) or guidance_scale is None:
-            raise ProfileError("a denoiser needs x= and guidance_scale=, as in thg.sample")
-        runs, about = _DenoiserRuns(pipe, prompts, x, schedule, solver, guidance_scale, unconditional), {}
-        steps, scale, remember = schedule.steps, guidance_scale, False
-    compared = _Compared(runs, batch_size, None if folder is None else Path(folder), progress)
-    tuned = _search(compared, Tuned(error, 1.0, 1.0, math.inf, runs.samples, steps, scale, **about))
-    if remember:
+    subject = subject_of(
+        pipe,
+        prompts,
+        steps,
+        guidance_scale,
+        seed,
+        call,
+        layout,
+        schedule,
+        x,
+        solver,
+        guidance_interval,
+        unconditional,
+        batched,
+    )
+    shards = Shards(None if folder is None else Path(folder), subject.settings() | {"measured": "final states"})
+    start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale)
+    if isinstance(subject, Pipeline):
+        start = replace(start, **identity(pipe))  # type: ignore[arg-type]  # names and strings of three fields
+    with subject.quiet(), _progress(-(-subject.samples // batch_size) * (1 + ROUNDS), progress) as advance:
+        tuned = _search(_Compared(subject, batch_size, shards, advance), start)
+    if remember and isinstance(subject, Pipeline):
         tuned.save(place_of(pipe))
     return tuned
 
 
 def _search(compared: _Compared, start: Tuned) -> Tuned:
-    """The least effort found that keeps the tolerance; if none does, the one that comes closest."""
-    tried: list[tuple[int, Tuned]] = []
-    tuned = start
+    """The fewest evaluations found that keep the tolerance; if none do, those that come closest."""
+    tried: dict[float, Tuned] = {}
+    effort = start.effort
     for _ in range(ROUNDS):
-        errors, estimates, evaluations = compared.errors(tuned)
-        reached = bound(errors)
-        leapt = estimates > 0
-        factor = float(np.median(errors[leapt] / estimates[leapt])) if leapt.any() else 1.0
-        tuned = replace(tuned, reached=reached, factor=tuned.factor * max(factor, 1e-3))
-        tried.append((evaluations, tuned))
-        if CLOSE * start.error <= reached <= start.error or tuned.effort in (LEAST, MOST):
+        tried[effort] = compared.measured(replace(start, effort=effort))
+        if CLOSE * start.error <= tried[effort].reached <= start.error:
             break
-        change = (max(reached, 1e-6) / (math.sqrt(CLOSE) * start.error)) ** (1 / PRIOR.order)
-        effort = round(min(max(tuned.effort * change, LEAST), MOST), 2)
-        if any(found.effort == effort for _, found in tried):
+        effort = _next(tried, math.sqrt(CLOSE) * start.error)
+        if effort in tried:
             break
-        tuned = replace(tuned, effort=effort)
-    kept = [(evaluations, found) for evaluations, found in tried if found.kept]
+    kept = [found for found in tried.values() if found.kept]
     if kept:
-        return min(kept, key=lambda item: item[0])[1]
-    return min(tried, key=lambda item: item[1].reached)[1]
+        return min(kept, key=lambda found: (found.nfe, found.effort))
+    return min(tried.values(), key=lambda found: found.reached)
 
 
-def bound(errors: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+def _next(tried: Mapping[float, Tuned], wanted: float) -> float:
+    """The effort at which the error is expected to be the wanted one: a power law through the two nearest efforts."""
+    kept = [effort for effort, found in tried.items() if found.kept]
+    missed = [effort for effort, found in tried.items() if not found.kept and effort < min(kept, default=math.inf)]
+    if kept and missed:
+        low, high = max(missed), min(kept)
+        above, below = (math.log(max(tried[effort].reached, 1e-6)) for effort in (low, high))
+        share = (above - math.log(wanted)) / (above - below) if above > below else 0.5
+        effort = float(low * (high / low) ** min(max(share, 0.2), 0.8))
+    else:
+        last = min(kept) if kept else max(tried)
+        change = (max(tried[last].reached, 1e-6) / wanted) ** (1 / PRIOR.order)
+        effort = last * min(max(float(change), 0.5), 2.0)
+    return float(round(min(max(effort, LEAST), MOST), 2))
+
+
+def bound(errors: Array) -> float:
     """The error that 95 % of other samples stay within, with a confidence of 75 %, if the errors are log-normal.
 
     The one-sided tolerance factor k is Natrella's approximation. Never below the largest error seen.
@@ -148,102 +167,64 @@ def bound(errors: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 
 @dataclass
 class _Compared:
-    """Compares accelerated runs with plain ones; finished runs are kept in a folder."""
+    """Compares accelerated runs with plain ones; finished runs are kept."""
 
-    runs: Runs
+    subject: Subject
     batch_size: int
-    folder: Path | None
-    progress: bool
+    shards: Shards
+    advance: Callable[[int], object]
 
-    def errors(self, planner: Tuned) -> tuple[Any, Any, int]:
-        """The true relative errors, the estimated ones, and the evaluations per sample."""
-        rows = [
-            range(first, min(first + self.batch_size, self.runs.samples))
-            for first in range(0, self.runs.samples, self.batch_size)
-        ]
-        found = [self._compare(planner, batch) for batch in _shown(rows, self.progress, f"effort {planner.effort:g}")]
-        return (
-            np.concatenate([part["errors"].double().numpy() for part in found]),
-            np.concatenate([part["estimates"].double().numpy() for part in found]),
-            int(max(float(part["evaluations"]) for part in found)),
-        )
+    def measured(self, tuned: Tuned) -> Tuned:
+        """This effort with what it reaches, what it costs, and the network's factor on estimates."""
+        plain = self._rows("plain", tapered(1.0))["x"]
+        rows = self._rows(f"within {tuned.error:g} effort {tuned.effort:g}", replace(tuned, factor=1.0))
+        errors = np.linalg.norm(rows["x"] - plain, axis=1) / np.linalg.norm(plain, axis=1)
+        estimates, (nfe, plain_nfe) = rows["estimate"], rows["nfe"].max(axis=0)
+        leapt = (estimates > 0) & (errors > 0)
+        factor = float(np.median(errors[leapt] / estimates[leapt])) if leapt.any() else 1.0
+        reached = MARGIN * bound(errors)
+        return replace(tuned, reached=reached, factor=max(factor, 1e-3), nfe=int(nfe), plain_nfe=int(plain_nfe))
 
-    def _compare(self, planner: Tuned, rows: range) -> dict[str, Tensor]:
-        name = f"effort {planner.effort:g} factor {planner.factor:.4g}"
-        return self._kept(f"{name} {rows.start}-{rows.stop}", lambda: self._measured(planner, rows))
-
-    def _measured(self, planner: Tuned, rows: range) -> dict[str, Tensor]:
-        plain = self._kept(f"plain {rows.start}-{rows.stop}", lambda: {"x": self.runs.final(tapered(1.0), rows)[0]})[
-            "x"
-        ]
-        x, report = self.runs.final(planner, rows)
-        if report.note and report.nfe == report.cfg_nfe and "evaluated" in report.note:
-            raise ProfileError(f"there is nothing to tune on this {report.pipeline}: {report.note}")
-        errors = (x - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
-        estimates = torch.zeros_like(errors)
-        if report.estimated_error is not None and len(report.estimated_error) == len(errors):
-            estimates = torch.tensor(report.estimated_error)
-        return {"errors": errors, "estimates": estimates, "evaluations": torch.tensor(float(report.nfe))}
-
-    def _kept(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        if self.folder is None:
-            return make()
-        path = self.folder / f"{name}.safetensors"
-        if not path.exists():
-            write_atomically(path, save({key: value.contiguous() for key, value in make().items()}))
-        kept: dict[str, Tensor] = load_file(path)
-        return kept
+    def _rows(self, kind: str, planner: Planner) -> Rows:
+        """The final states of all samples, their estimated errors, and their evaluations."""
+        done = self.shards.done(kind)
+        for batch in batches(self.subject.samples, self.batch_size):
+            if left := [i for i in batch if i not in done]:
+                self.shards.add(kind, left, _run(self.subject, left, planner))
+                self.advance(1)
+        return self.shards.rows(kind)
 
 
-@dataclass
-class _PipelineRuns:
-    subject: Pipeline
-
-    @property
-    def samples(self) -> int:
-        return self.subject.samples
-
-    def final(self, planner: Planner, rows: Sequence[int]) -> tuple[Tensor, Summary]:
-        subject = self.subject
-        with subject.quiet(), enabled(subject.pipe, planner), torch.no_grad():
-            output = subject.pipe(**subject.batch(rows), **subject.arguments)[0]
-            return torch.as_tensor(output).detach().float().cpu(), summary(subject.pipe)
+def _run(subject: Subject, samples: list[int], planner: Planner) -> Rows:
+    output, report = subject.run(samples, planner)
+    if "cannot be predicted" in report.note or (report.plan is None and report.note):
+        raise ProfileError(f"there is nothing to tune on this {report.pipeline}: {report.note}")
+    estimates = report.estimated_error or ()
+    return {
+        "x": _states(output, len(samples), report),
+        "estimate": np.array(estimates if len(estimates) == len(samples) else [0.0] * len(samples)),
+        "nfe": np.tile([report.nfe, report.cfg_nfe], (len(samples), 1)),
+    }
 
 
-@dataclass
-class _DenoiserRuns:
-    denoiser: Any
-    conditions: Any
-    x: Tensor
-    schedule: Schedule
-    solver: Solver | None
-    guidance_scale: float
-    unconditional: Any
-
-    @property
-    def samples(self) -> int:
-        return len(self.x)
-
-    def final(self, planner: Planner, rows: Sequence[int]) -> tuple[Tensor, Summary]:
-        chosen = list(rows)
-        conditions = self.conditions if self.conditions is None else self.conditions[chosen]
-        branches = {} if conditions is None else {"condition": conditions, "unconditional": self.unconditional}
-        found = sample(
-            self.denoiser,
-            self.x[chosen],
-            planner,
-            self.schedule,
-            self.solver,
-            guidance_scale=self.guidance_scale,
-            **branches,
-        )
-        return found.x.detach().float().cpu(), found.summary
+def _states(output: Any, count: int, report: Summary) -> Array:
+    try:
+        x = torch.as_tensor(output).detach().double().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise ProfileError(
+            f"tune compares numbers, and {report.pipeline} returns {type(output).__name__}; write "
+            "call={'output_type': 'np'}"
+        ) from None
+    return np.asarray(x.reshape(count, -1).numpy())
 
 
-def _shown(rows: list[range], progress: bool, name: str) -> Any:
-    """The batches with a progress bar, if tqdm is installed."""
+@contextmanager
+def _progress(most: int, shown: bool) -> Iterator[Callable[[int], object]]:
+    """A progress bar with the time that remains at most, if tqdm is installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        return rows
-    return tqdm(rows, desc=f"tune, {name}", unit="batch", disable=not progress)
+        yield lambda done: None
+        return
+    with tqdm(total=most, unit="run", desc="tuning, at most", disable=not shown) as bar:
+        yield bar.update

@@ -1,4 +1,4 @@
-"""`thg calibrate`: measures where the guidance term of a model can be predicted, and writes a profile."""
+"""`thg calibrate`: measures where the outputs of a network can be predicted, and writes a profile."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.processes import Process
 from thg.prompts import read_prompts
 
-SHIPPED_SAMPLES = 60
+SHIPPED_SAMPLES = 16
 
 
 def run(args: argparse.Namespace) -> int:
     if args.out.exists() and not args.force:
         raise ProfileError(f"{args.out} exists already; write --force to replace it, or another --out")
-    prompts = _prompts(args)
+    prompts = prompts_of(args, SHIPPED_SAMPLES)
     pipe = pipelines.load(args)
-    _refuse_noise(args.scheduler, pipe)
+    refuse_noise(args.scheduler, pipe)
     steps = pipelines.steps_of(args, pipe)
     with explained_errors(pipe, steps, args.batch_size):
         profile = calibrate(
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch_size,
             seed=args.seed,
             sensitivity=args.sensitivity,
+            algorithm3=args.algorithm3,
             folder=args.folder or args.out.with_name(f"{args.out.name}.parts"),
             call=DEFAULT_CALL.get(args.model),
             progress=not args.quiet,
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_noise(option: str | None, pipe: Any) -> None:
+def refuse_noise(option: str | None, pipe: Any) -> None:
     if adds_noise(pipe.scheduler):
         kind = by_option(option, flow=False) if option else kind_of(pipe.scheduler)
         instead = SCHEDULERS[kind.instead].option if kind is not None and kind.instead else "dpm"
@@ -57,7 +58,8 @@ def _refuse_noise(option: str | None, pipe: Any) -> None:
         )
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
+def prompts_of(args: argparse.Namespace, count: int) -> list[str]:
+    """From the file of --prompts; for shipped models their own, `count` of them unless --samples is given."""
     if args.column is not None and args.prompts is None:
         raise ProfileError("--column names a column of the file of --prompts, which was not given")
     if args.samples is not None and args.samples < 1:
@@ -65,7 +67,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if args.prompts is not None:
         return read_prompts(args.prompts, args.column, args.samples)
     if args.model in SHIPPED:
-        return shipped_prompts(args.samples or SHIPPED_SAMPLES, args.model)
+        return shipped_prompts(args.samples or count, args.model)
     raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")
 
 

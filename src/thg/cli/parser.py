@@ -10,15 +10,16 @@ from typing import Final
 
 from thg.distribution import __version__
 from thg.plans.fidelity import DEFAULT_ERROR
-from thg.plans.planners import CORRECTOR
 from thg.plans.presets import PRESETS
+from thg.plans.prior import PRIOR
 
 COMMANDS = {
     "generate": "make pictures (or sounds) with a pipeline, and report the savings",
     "compare": "the same seeds with plain CFG, the paper's plan and ours, side by side",
     "demo": "the comparison on several prompts of the shipped model",
     "plan": "show a plan, or the plan that a profile gives",
-    "calibrate": "measure where the guidance of a model can be predicted",
+    "tune": "find how many evaluations keep a model within a tolerance, and remember it",
+    "calibrate": "measure where the outputs of a model can be predicted, for better plans",
     "bench": "compare thg with other methods",
     "report": "rebuild the report of a benchmark",
     "studio": "compare interactively in the browser",
@@ -40,6 +41,7 @@ def command_line() -> argparse.ArgumentParser:
         "compare": _compare,
         "demo": _demo,
         "plan": _plan,
+        "tune": _tune,
         "calibrate": _calibrate,
         "bench": _bench,
         "report": _report,
@@ -122,32 +124,50 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corrector",
         type=float,
-        help=f"share of a leap's error that is corrected (default: {CORRECTOR:g}; 0 with rho)",
+        help=f"share of a leap's error that is corrected (default: {PRIOR.corrector:g}; 0 with rho or algorithm2)",
     )
     parser.add_argument("--sweep", action="store_true", help="the grids over rho, as in the paper's appendix")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--plot", type=Path, help="write the profile's curves and the grid as a picture")
 
 
+def _tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--error", type=tolerance, default=DEFAULT_ERROR, help="the tolerance, such as 0.01 or 1%% (default: 1%%)"
+    )
+    parser.add_argument("--out", type=Path, help="write the result to this file, too")
+    _add_measuring(parser, "where finished runs are stored until the end (default: in the cache)")
+
+
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the profile to write, such as profile.json")
+    parser.add_argument(
+        "--sensitivity",
+        type=int,
+        default=1,
+        help="further runs per sample that measure how much of an error survives; 0 skips it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--algorithm3",
+        action="store_true",
+        help="also measure the paper's error constants, for thg plan --rho: two more plain runs per sample",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing profile")
+    _add_measuring(parser, "where finished batches are stored (default: OUT.parts)")
+
+
+def _add_measuring(parser: argparse.ArgumentParser, folder: str) -> None:
+    """The options of the commands that measure a model on samples."""
     parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
     parser.add_argument("--column", help="which column of the file holds the prompts")
     parser.add_argument(
-        "--samples", type=int, help="use only the first N prompts (default: all, or 60 for the shipped models)"
+        "--samples", type=int, help="use only the first N prompts (default: all, or 16 for the shipped models)"
     )
     parser.add_argument("--steps", type=whole_number(1), help="sampler steps (default: the model's own)")
     parser.add_argument("--guidance-scale", type=guidance, help="w (default: the model's own)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
     parser.add_argument("--batch-size", type=int, default=4, help="prompts per run (default: 4)")
-    parser.add_argument(
-        "--sensitivity",
-        type=int,
-        default=4,
-        help="samples for the sensitivity curve, eleven runs each; 0 skips it (default: %(default)s)",
-    )
-    parser.add_argument("--folder", type=Path, help="where finished batches are stored (default: OUT.parts)")
-    parser.add_argument("--force", action="store_true", help="replace an existing profile")
+    parser.add_argument("--folder", type=Path, help=folder)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_model(parser)
     parser.set_defaults(image=None)

@@ -15,8 +15,8 @@ from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
 from thg.plots.profile import plot_profile
+from thg.profiles.profile import SHIPPED as SHIPPED_PROFILES
 from thg.profiles.profile import Profile
-from thg.profiles.shipped import SHIPPED as SHIPPED_PROFILES
 
 SHIPPED = sorted(path.parent.name for path in SHIPPED_PROFILES.glob("*/profile.json"))
 SCHEDULER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -16,12 +17,17 @@ from thg.ode.schedule import Schedule
 from thg.ode.scheduler_table import SCHEDULERS, Kind, adds_noise, kind_of
 
 
-def read_schedule(scheduler: Any) -> Schedule:
+def read_schedule(scheduler: Any, steps: int | None = None) -> Schedule:
     """The grid of a diffusers scheduler, as its last `set_timesteps` left it.
+
+    steps: instead of that, the grid of a run with so many steps; the scheduler itself is not changed.
 
     Reads DDIM, PNDM (with skip_prk_steps), Euler, LMS, DPMSolverMultistep, DPMSolverSinglestep, UniPC, DEIS and
     FlowMatchEuler, with any spacing, offset, shift or sigmas.
     """
+    if steps is not None:
+        scheduler = copy.deepcopy(scheduler)
+        scheduler.set_timesteps(steps)
     kind = _readable(scheduler)
     if kind.grid == "alphas":
         return _from_alphas(scheduler)
@@ -90,7 +96,8 @@ def _readable(scheduler: Any) -> Kind:
 def _require_timesteps(scheduler: Any) -> None:
     if getattr(scheduler, "num_inference_steps", None) is None:
         raise ScheduleError(
-            f"the number of steps of {type(scheduler).__name__} is not set; call scheduler.set_timesteps(50) first"
+            f"the number of steps of {type(scheduler).__name__} is not set; write thg.read_schedule(scheduler, 50), or "
+            "call scheduler.set_timesteps(50) first"
         )
 
 

@@ -94,7 +94,7 @@ class Guidance:
         schedule: Schedule,
         solver: Solver,
         guidance_scale: float | Sequence[float] | Tensor,
-        interval: tuple[float, float] | None,
+        interval: Interval | None,
         x: Tensor,
     ) -> Guidance:
         maker = guide_maker(choice)
@@ -201,19 +201,30 @@ def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo
     )
 
 
-def steps_between(schedule: Schedule, interval: tuple[float, float]) -> tuple[int, int]:
+Interval = tuple[float | None, float | None] | tuple[float | None, float | None, str]
+"""Two times of the network, None for no limit; and which ends belong to it: "[]" (unless given), "()", "[)", "(]"."""
+
+
+def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     """The first step with guidance, and the first one after it without, of an interval of the network's times."""
     try:
-        low, high = sorted(float(time) for time in interval)
+        one, other, ends = (*interval, "[]") if len(interval) == 2 else interval
+        low, high = -math.inf if one is None else float(one), math.inf if other is None else float(other)
+        if ends not in ("[]", "()", "[)", "(]") or math.isnan(low + high):
+            raise ValueError
     except (TypeError, ValueError):
         raise PlanError(
-            f"guidance_interval must be two times of the network, such as (0.2, 0.8), not {interval!r}"
+            "guidance_interval must be two times of the network, such as (0.2, 0.8), (None, 0.8) or, without the "
+            f"larger one itself, (0.2, 0.8, '[)'), not {interval!r}"
         ) from None
-    inside = np.flatnonzero((schedule.times[:-1] >= low) & (schedule.times[:-1] <= high))
+    low, high = (low, high) if None in (one, other) else sorted((low, high))
+    times = schedule.times[:-1]
+    above = times >= low if ends[0] == "[" else times > low
+    inside = np.flatnonzero(above & (times <= high if ends[1] == "]" else times < high))
     if not len(inside):
-        first, last = schedule.times[0], schedule.times[-2]
         raise PlanError(
-            f"no step lies in guidance_interval=({low:g}, {high:g}): the network's times go from {first:g} to {last:g}"
+            f"no step lies in guidance_interval={tuple(interval)!r}: the network's times go from {times[0]:g} to "
+            f"{times[-1]:g}"
         )
     return int(inside[0]), int(inside[-1]) + 1
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.guidance import Guidance
+from thg.ode.guidance import Guidance, Interval
 from thg.ode.network import Branches, Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
-from thg.plans.report import Summary
+from thg.plans.report import Summary, lost_in
 
 Form = Literal["predictor", "two-state"]
 
@@ -66,7 +66,7 @@ def sample(
     condition: Any = True,
     unconditional: Any = False,
     batched: bool = False,
-    guidance_interval: tuple[float, float] | None = None,
+    guidance_interval: Interval | None = None,
     callback: Callable[[Step], object] | None = None,
     trajectory: bool = False,
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
@@ -90,7 +90,8 @@ def sample(
     Advanced arguments:
         batched: the denoiser takes both branches in one call: twice the rows, the conditional ones first. Its third
             argument is then both conditions joined, or, without conditions, a flag for each row.
-        guidance_interval: two times of the network between which there is guidance; the plan is made for that part.
+        guidance_interval: two times of the network between which there is guidance, None for no limit. Both belong to
+            it; as the third value "()", "[)" and "(]" leave one or both out. The plan is made for that part.
         callback: called with a `thg.ode.Step` after each step.
         trajectory: keep all states.
         progress: a wrapper around the steps that shows a bar, such as `tqdm`.
@@ -157,6 +158,7 @@ class _Steps:
             seconds=time.perf_counter() - self._started,
             plan=guidance.plan,
             estimated_error=None if error is None else tuple(error.tolist()),
+            lost=() if guidance.leaps is None or error is None else lost_in(guidance.leaps.lost()),
         )
 
 

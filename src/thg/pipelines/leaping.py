@@ -24,7 +24,7 @@ from thg.pipelines.watch import obstacle_in
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
-from thg.plans.report import Summary
+from thg.plans.report import Summary, lost_in
 from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
@@ -80,7 +80,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class Loop:
     """The steps of one scheduler over its time steps.
 
-    index: of the next step. time: of the last step. error, finite, miss: known at the last step, on the device.
+    index: of the next step. time: of the last step. error, finite, miss, lost: known at the last step, on the device.
     """
 
     scheduler: Any
@@ -93,6 +93,7 @@ class Loop:
     error: Tensor | None = None
     finite: Tensor | None = None
     miss: Tensor | None = None
+    lost: tuple[list[int], Tensor] | None = None
 
     @property
     def finished(self) -> bool:
@@ -121,7 +122,7 @@ class Loop:
         if self.finished:
             self.finite = torch.isfinite(used).all()  # NaN spreads to all later states
             self.error = self.leaps.estimated_error(sample) if isinstance(sample, Tensor) else None
-            self.miss = self.leaps.largest_miss()
+            self.miss, self.lost = self.leaps.largest_miss(), self.leaps.lost()
             self.leaps.forget()
 
 
@@ -275,6 +276,7 @@ class LeapingRun(PipelineRun):
             sections=max(1, len(self._loops)),
             caches=self.cache_names,
             estimated_error=self._estimated_error(),
+            lost=lost_in(self._loops[-1].lost) if self._loops else (),
         )
 
     def _estimated_error(self) -> tuple[float, ...] | None:

@@ -29,6 +29,7 @@ class Estimate:
 
     share: float
     errors: list[Tensor] = field(default_factory=list)  # the norm per row, of each leap
+    ends: list[int] = field(default_factory=list)  # the steps at which the leaps end
     shape: tuple[int, ...] = ()  # of a term
 
     @classmethod
@@ -50,14 +51,15 @@ class Estimate:
             remaining = PRIOR.remaining_uncorrected
         return cls(remaining * factor)
 
-    def add(self, missed: tuple[Tensor, ...]) -> None:
-        """Adds the error of the state after a leap, up to the factor w - 1."""
+    def add(self, missed: tuple[Tensor, ...], end: int) -> None:
+        """Adds the error of the state after a leap to this step, up to the factor w - 1."""
         import torch
 
         norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)) for part in missed]
         if any(norm.shape != norms[0].shape for norm in norms):  # one tensor per sample, of different sizes
             norms = [torch.linalg.vector_norm(norm).reshape(1) for norm in norms]
         self.errors += norms
+        self.ends += [end] * len(norms)
         self.shape = tuple(missed[0].shape)
 
     def relative_to(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
@@ -76,6 +78,15 @@ class Estimate:
         if len(state) % len(squares):  # rows that are not samples: take all of them together
             return self.share * (squares.sum() / state.sum()).sqrt().reshape(1)
         return self.share * (squares / state.reshape(-1, len(squares))[-1]).sqrt()
+
+    def shares(self) -> Tensor | None:
+        """The share of each leap in the square of the estimate, over all rows; None if there was no leap."""
+        if not self.errors:
+            return None
+        import torch
+
+        squares = torch.stack([errors.square().sum() for errors in self.errors])
+        return squares / squares.sum().clamp_min(torch.finfo(squares.dtype).tiny)
 
     def _state(self, part: Tensor) -> Tensor:
         own = self.shape

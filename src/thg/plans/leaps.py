@@ -88,6 +88,11 @@ class Leaps:
         """
         return None if self._estimate is None else self._estimate.relative_to(sample)
 
+    def lost(self) -> tuple[list[int], Tensor] | None:
+        """Where the estimated error comes from: the steps at which leaps end, and the share of each, on the device."""
+        shares = None if self._estimate is None else self._estimate.shares()
+        return None if self._estimate is None or shares is None else (self._estimate.ends, shares)
+
     def largest_miss(self) -> Tensor | None:
         """By how much the worst prediction has missed, relative to the output; on the device. None without a leap.
 
@@ -104,7 +109,7 @@ class Leaps:
         terms = (*self._history.terms[-order:], output)
         error, gains = _after_leap(self.plan, self._run, self._history.positions[-order:], self._evaluated_at, step)
         if self._estimate is not None:
-            self._estimate.add(_combined(terms, error))
+            self._estimate.add(_combined(terms, error), step)
         if gains:
             self._corrections.append(Correction(terms, step, gains))
         if self.plan.skips == "network":

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from thg.errors import PlanError
 from thg.plans.estimate import Estimate
-from thg.plans.fidelity import network_plan, predictable, within
+from thg.plans.fidelity import Shape, grid, network_plan, predictable, shaped, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan, Skips
@@ -28,7 +28,6 @@ from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
 
 DEFAULT_NFE = 0.5
-CORRECTOR, SLOPE = 0.85, 0.6  # of optimised plans for the guidance term (see `Plan`)
 
 
 class Planner(Protocol):
@@ -132,6 +131,7 @@ class Uniform:
     nfe: float | None = None
     hare_order: int = 2
     corrector: float = 0.0
+    shape: Shape | None = None
 
     def plan(self, run: RunInfo) -> Plan:
         if self.every is not None:
@@ -139,18 +139,26 @@ class Uniform:
         else:
             assert self.nfe is not None
             count = affordable(self.nfe, run.steps)
+            if self.shape is not None:
+                coarse = grid(run, count, shaped(self.shape))
+                return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
             coarse = tuple(i * run.steps // count for i in range(count))  # the last leap is as long as the others
         return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
 
 
 def uniform(
-    every: int | None = None, *, nfe: float | None = None, hare_order: int = 2, corrector: float = 0.0
+    every: int | None = None,
+    *,
+    nfe: float | None = None,
+    hare_order: int = 2,
+    corrector: float = 0.0,
+    shape: Shape | None = None,
 ) -> Uniform:
     """A planner that evaluates the guidance term at evenly spread steps.
 
     every: at each `every`-th step; 1 is plain CFG, exactly.
     nfe: instead of `every`, a budget of evaluations: a float is a share of plain CFG's, an int a count.
-    hare_order, corrector: see `Plan`.
+    hare_order, corrector: see `Plan`. shape: with a budget, as for `tapered`, if they should not be even.
     """
     if (every is None) == (nfe is None):
         raise PlanError("uniform takes exactly one of every=2 and nfe=0.65")
@@ -158,8 +166,11 @@ def uniform(
         raise PlanError(f"every must be a whole number from 1, not {every!r}")
     if nfe is not None:
         check_budget(nfe)
+    if shape is not None and every is not None:
+        raise PlanError("shape belongs to a budget: write thg.uniform(nfe=0.65, shape=(1, 2)), or every=2 without it")
+    shaped(shape)  # validates it
     Plan(1, (0,), hare_order=hare_order, corrector=corrector)  # validates the arguments now, not in the first run
-    return Uniform(every, nfe, hare_order, corrector)
+    return Uniform(every, nfe, hare_order, corrector, shape)
 
 
 @dataclass(frozen=True)
@@ -167,13 +178,15 @@ class Tapered:
     """A budget for leaps of the whole network; made by `tapered`."""
 
     nfe: float = DEFAULT_NFE
+    shape: Shape | None = None
     skips: ClassVar[Skips] = "network"
 
     def plan(self, run: RunInfo) -> Plan:
-        return network_plan(run, evaluated_steps(self.nfe, run) if predictable(run) else run.steps)
+        count = evaluated_steps(self.nfe, run) if predictable(run) else run.steps
+        return network_plan(run, count, shaped(self.shape))
 
 
-def tapered(nfe: float = DEFAULT_NFE) -> Tapered:
+def tapered(nfe: float = DEFAULT_NFE, *, shape: Shape | None = None) -> Tapered:
     """A budget of evaluations, placed as the default places them: short leaps at both ends of a run.
 
     At the start the output changes fast and there is little history to predict it from; at the end nothing corrects the
@@ -181,9 +194,11 @@ def tapered(nfe: float = DEFAULT_NFE) -> Tapered:
     everything is evaluated.
 
     nfe: a float is a share of the plain run's evaluations, an int a count.
+    shape: additional density of evaluations at the start and at the end of a run, (1, 2) unless given; (0, 0) is even.
     """
     check_budget(nfe, least=0.0)
-    return Tapered(nfe)
+    shaped(shape)  # validates it
+    return Tapered(nfe, shape)
 
 
 def evaluated_steps(nfe: float, run: RunInfo) -> int:

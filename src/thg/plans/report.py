@@ -26,6 +26,8 @@ class Summary:
     estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
         own evaluations; right within a factor of 3 for three quarters of samples on networks that were tried, and
         better after `thg.tune`. None if it cannot be estimated.
+    lost: where the estimated error comes from: the step at which a leap ends, and its share in the square of the
+        estimate, for each leap.
     """
 
     pipeline: str
@@ -43,6 +45,7 @@ class Summary:
     estimated_error: tuple[float, ...] | None = None
     layout: Any = None
     checked: str = ""
+    lost: tuple[tuple[int, float], ...] = ()
 
     @property
     def saved(self) -> float:
@@ -59,6 +62,14 @@ class Summary:
         most = max(self.evaluations, default=0)
         return "".join(SKIPPED if n == 0 else EVALUATED if n == most else CONDITIONAL for n in self.evaluations)
 
+    def _where(self) -> str:
+        """The leaps that have most of the estimated error, if it is not spread over many."""
+        worst = sorted(self.lost, key=lambda leap: -leap[1])[:3]
+        if sum(share for _, share in worst) < 0.5:
+            return ""
+        steps = ", ".join(f"{end} ({share:.0%})" for end, share in sorted(worst) if share >= 0.1)
+        return f"; most of it from the leaps that end at step {steps}"
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
@@ -72,7 +83,7 @@ class Summary:
         if self.plan is not None:
             lines.append(f"[{self.strip()}]")
         if self.estimated_error is not None and self.finite:
-            lines.append(f"estimated difference from the plain run: {_shown(self.estimated_error)}")
+            lines.append(f"estimated difference from the plain run: {_shown(self.estimated_error)}{self._where()}")
         if self.checked:
             lines.append(f"layout: {self.checked}")
         if not self.finished:
@@ -88,6 +99,11 @@ def _shown(errors: tuple[float, ...]) -> str:
     worst = max(errors)
     decibels = f", {-20 * math.log10(worst):.0f} dB below the latents" if worst > 0 else ""
     return f"{worst:.1%}{decibels}" + (f" (the worst of {len(errors)})" if len(errors) > 1 else "")
+
+
+def lost_in(found: tuple[list[int], Any] | None) -> tuple[tuple[int, float], ...]:
+    """`Summary.lost` from `Leaps.lost`; waits for the device."""
+    return () if found is None else tuple(zip(found[0], found[1].tolist(), strict=True))
 
 
 def combined(pipeline: str, parts: list[Summary]) -> Summary:

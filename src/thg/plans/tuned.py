@@ -24,7 +24,8 @@ class Tuned:
     error: the tolerance. effort: factor on the evaluations of `thg.within`. factor: of this network's true errors over
     the estimates of its runs. reached: the error that 95 % of other samples are expected to stay within, with this
     effort; above `error` if the tolerance cannot be kept. samples, steps, guidance_scale: of the runs that were
-    compared. network, scheduler, precision: what they ran on.
+    compared. network, scheduler, precision: what they ran on. nfe, plain_nfe: evaluations per sample of such a run, and
+    of a plain one.
     """
 
     error: float
@@ -37,6 +38,8 @@ class Tuned:
     network: str = ""
     scheduler: str = ""
     precision: str = ""
+    nfe: int = 0
+    plain_nfe: int = 0
     skips: ClassVar[Skips] = "network"
 
     def plan(self, run: RunInfo) -> Plan:
@@ -49,7 +52,8 @@ class Tuned:
 
     def __str__(self) -> str:
         kept = f"95 % within {self.error:.1%}" if self.kept else f"95 % within {self.reached:.1%}, not {self.error:.1%}"
-        return f"tuned on {self.samples} samples: {kept}"
+        cost = f" at {self.nfe} of {self.plain_nfe} evaluations" if self.nfe else ""
+        return f"tuned on {self.samples} samples: {kept}{cost}"
 
     # -- files
 

@@ -13,9 +13,8 @@ from thg.errors import ProfileError
 from thg.files import write_atomically
 from thg.plans.plan import Plan
 from thg.plots.colours import HARE, TORTOISE
-from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
-from thg.profiles.profile import Profile
+from thg.profiles.profile import Moments, Profile
 
 
 def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
@@ -30,13 +29,13 @@ def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     rates, bounds, grid_a, grid_b = figure.subplots(2, 2, height_ratios=(8, 1)).flat
     steps = np.arange(profile.steps - 1)
-    about = profile.about
-    _band(rates, steps, profile.tortoise_rate, 1.0, TORTOISE, "conditional output $e_c$")
-    _band(rates, steps, profile.hare_rate, 1.0, HARE, "guidance term $d$")
+    about, constants = profile.about, profile.algorithm3
+    _band(rates, steps, constants.tortoise_rate, 1.0, TORTOISE, "conditional output $e_c$")
+    _band(rates, steps, constants.hare_rate, 1.0, HARE, "guidance term $d$")
     rates.set_title("norm of the time derivative")
     factor = _error_factors(profile)
-    _band(bounds, steps, profile.tortoise, factor, TORTOISE, "tortoise")
-    _band(bounds, steps, profile.hare, factor * (about.guidance_scale - 1), HARE, "hare")
+    _band(bounds, steps, constants.tortoise, factor, TORTOISE, "tortoise")
+    _band(bounds, steps, constants.hare, factor * (about.guidance_scale - 1), HARE, "hare")
     bounds.set_title("error bound of one step")
     for axes in (rates, bounds):
         axes.set_yscale("log")
@@ -60,8 +59,8 @@ def plot_profile(profile: Profile, plan: Plan | None, path: str | Path) -> None:
 
 def _error_factors(profile: Profile) -> Any:
     """|B2| / (1 - 2^-p): from the norm at the midpoint to the local error of the step."""
-    kind = profile.about.prediction
-    weights = [abs(output_weight(kind, m, e)) for m, e in zip(profile.middle, profile.noise[1:-1], strict=True)]
+    kind, middle = profile.about.prediction, profile.algorithm3.middle
+    weights = [abs(output_weight(kind, m, e)) for m, e in zip(middle, profile.noise[1:-1], strict=True)]
     return np.array(weights) / (1 - 2.0**-profile.about.order)
 
 

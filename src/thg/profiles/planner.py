@@ -1,38 +1,54 @@
-"""Planners that follow from a profile: the optimal grid for a tolerance or a budget, and the paper's Algorithm 2."""
+"""Planners that follow from a profile: the optimal grid for a tolerance or a budget, and the paper's Algorithm 2.
+
+A profile is interpolated over the noise level of each step of a run (over the share of steps if that is unknown).
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import check_error
-from thg.plans.plan import Plan
+from thg.ode.solvers import lagrange_weights
+from thg.plans.fidelity import DEFAULT_ERROR, check_error, evaluations_within, leap_weights, predictable
+from thg.plans.fidelity import grid as default_grid
+from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
-    CORRECTOR,
-    SLOPE,
+    Planner,
     affordable,
     check_budget,
+    evaluated_steps,
     look_before_you_leap,
     m_max,
     rho_for,
     whole_steps,
 )
+from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
-from thg.profiles.optimal import leap_costs, optimal_grid, optimal_grids
-from thg.profiles.regridded import Regridded, far_from
+from thg.profiles.noise import noise_share, output_weight
+from thg.profiles.optimal import leap_costs, optimal_grids
 
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
 
+Array = NDArray[np.float64]
 Method = Literal["optimal", "algorithm2"]
 
-WORST = 3.0  # the error that 95 % of runs stay within, over the predicted root mean square: on both shipped models
+WORST = 5.0  # the error that 95 % of runs stay within, over the predicted root mean square
+PRIOR_SHARE = 3.0  # weight of the default's assumptions, where the measured errors have 1
+TINY = 1e-300
 LONGEST = 100  # the steps up to which dynamic programming takes a moment; longer runs are planned on a shorter grid
+FAR_STEPS = 2.5  # beyond this ratio of step counts, or of w-1, the measurement says little
+FAR_SCALE = 2.0
+FAR_NOISE = 0.1
+CUBIC = 4  # nodes of a cubic interpolation
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,31 +79,36 @@ class ProfilePlanner:
         boost: float,
     ) -> ProfilePlanner:
         if sum(wish is not None for wish in (error, nfe, rho)) != 1:
-            raise PlanError("planner takes one of a tolerance, error=0.01, a budget, nfe=0.65, and rho=1.1")
+            raise PlanError("planner takes one of a tolerance, error=0.01, a budget, nfe=0.5, and rho=1.1")
         if method is None:
             method = "algorithm2" if rho is not None or cutoff is not None or boost != 1 else "optimal"
-        if method not in ("optimal", "algorithm2"):
+        optimal = method == "optimal"
+        if not optimal and method != "algorithm2":
             raise PlanError(f"method must be 'optimal' or 'algorithm2', not {method!r}")
-        if method == "optimal" and (rho is not None or cutoff is not None or boost != 1):
+        if optimal and (rho is not None or cutoff is not None or boost != 1):
             raise PlanError("rho, cutoff and boost belong to method='algorithm2'; method='optimal' takes nfe or error")
-        if method == "algorithm2" and error is not None:
+        if not optimal and error is not None:
             raise PlanError("a tolerance is kept by method='optimal', without cutoff and boost; 'algorithm2' takes nfe")
         if hare_order is None:
-            hare_order = 2 if rho is None else 1
+            hare_order = 2 if optimal else 1
         if corrector is None:
-            corrector = CORRECTOR if rho is None else 0.0
+            corrector = PRIOR.corrector if optimal else 0.0
         if error is not None:
             check_error(error)
-            _ = profile.state_norm  # an error if it does not know it
         if nfe is not None:
-            check_budget(nfe)
+            check_budget(nfe, least=0.0 if optimal else 0.5)
         if rho is not None and not (math.isfinite(rho) and rho > 0):
             raise PlanError(f"rho must be above 0, not {rho}; the paper uses about 1")
         Plan(profile.steps, (0,), cutoff, boost, hare_order, corrector)  # the same checks, now and not in the first run
+        _ = profile.outputs if optimal else profile.algorithm3  # an error if it was not measured
         return cls(profile, error, nfe, rho, method, hare_order, corrector, cutoff, boost)
 
+    @property
+    def skips(self) -> Skips:
+        return "network" if self.method == "optimal" else "unconditional"
+
     def plan(self, run: RunInfo) -> Plan:
-        _require_same_network(self.profile, run)
+        require_same_network(self.profile, run)
         if far := far_from(self.profile, run):
             warnings.warn(
                 f"this run is far from what the profile was measured on ({far}); its plan is a guess. Calibrate at "
@@ -95,69 +116,87 @@ class ProfilePlanner:
                 stacklevel=2,
             )
         here = Regridded.of(self.profile, run)
+        return self._optimal(here, run) if self.method == "optimal" else self._algorithm2(here, run)
+
+    # -- the whole network leaps
+
+    def _optimal(self, here: Regridded, run: RunInfo) -> Plan:
+        """The grid with the least predicted error for a budget, or the smallest one that keeps the tolerance."""
+        near = here if here.steps <= LONGEST else here.picked(LONGEST)
+        wanted = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
+        wanted = round(wanted * near.steps / here.steps)
+        allowed = 0.0 if self.error is None else (self.error * self.profile.state_norm / WORST) ** 2
+        grid = tuple(range(near.steps))
+        if predictable(run):
+            squares, weights = self._costs(near, corrected=run.response is not None)
+            for grid, _ in islice(optimal_grids(weights), PRIOR.fewest - 1, None):
+                if len(grid) >= wanted or _total(squares, grid) <= allowed:
+                    break
+        if near is not here:
+            count = len(grid) if self.nfe is None else evaluated_steps(self.nfe, run)
+            grid = _stretched(grid, run.steps if len(grid) == near.steps else count, run.steps)
+        corrector, order = self.corrector, self.hare_order
+        return Plan(run.steps, grid, hare_order=order, corrector=corrector, slope=PRIOR.slope, skips="network")
+
+    def _costs(self, here: Regridded, *, corrected: bool) -> tuple[Array, Array]:
+        """The predicted square error of each leap, and the weights whose total the grid minimises.
+
+        Errors of neighbouring leaps are alike, so their sizes add up rather than their squares. A leap also disturbs
+        the next ones, which the prediction does not know and the prior does, so both count.
+        """
+        squares = leap_costs(
+            here.gram,
+            here.gain,
+            hare_order=self.hare_order,
+            corrector=self.corrector if corrected else 0.0,
+            slope=PRIOR.slope,
+            positions=here.positions,
+        )
+        run = here.run()
+        usual = default_grid(run, min(run.steps, max(PRIOR.fewest, evaluations_within(DEFAULT_ERROR, run))))
+        prior = np.where(np.isfinite(squares), leap_weights(run), np.inf)
+        weights = np.sqrt(squares) / max(_total(np.sqrt(squares), usual), TINY)
+        weights += PRIOR_SHARE * prior / max(_total(prior, usual), TINY)
+        if self.hare_order == 2:
+            weights[0, 0, 2:] = np.inf  # a line needs two evaluations
+        weights[:, : run.steps - 1, run.steps] = np.inf  # nothing corrects a leap over the last step
+        return squares, weights
+
+    # -- the paper's
+
+    def _algorithm2(self, here: Regridded, run: RunInfo) -> Plan:
         if here.hare_scale <= 0:  # guidance is off, or has no hare: nothing can be planned, and nothing will be used
             return Plan(run.steps, (0,), hare_order=self.hare_order)
         cutoff = None if self.cutoff is None else max(1, here.step_at(self.cutoff))
-        if self.rho is not None:
-            return self._as_plan(run, self._algorithm2(here, self.rho), cutoff)
-        if self.error is not None:
-            coarse = self._fewest(here, self.error, corrected=run.response is not None)
-            return replace(self._as_plan(run, coarse, None), slope=SLOPE)
-        assert self.nfe is not None
-        evaluations = affordable(self.nfe, run.steps)
-        if self.method == "optimal":
-            return self._as_plan(run, self._optimal(here, evaluations), None)
-        return self._as_plan(run, self._within(here, evaluations, cutoff or run.steps), cutoff)
-
-    def _as_plan(self, run: RunInfo, coarse: tuple[int, ...], cutoff: int | None) -> Plan:
+        tortoise, hare = (constants.tolist() for constants in here.error_constants())
+        order, rho = self.profile.about.order, self.rho
+        if self.nfe is not None:  # the smallest rho whose grid comes closest to the budget from below
+            evaluations = affordable(self.nfe, run.steps)
+            try:
+                rho = rho_for(tortoise, hare, evaluations, order, cutoff=cutoff or run.steps)
+            except PlanError:
+                return Plan(run.steps, (0,), cutoff, self.boost, self.hare_order, self.corrector)
+        assert rho is not None
+        coarse = look_before_you_leap(m_max(tortoise, hare, rho, order))
         return Plan(run.steps, coarse, cutoff, self.boost, self.hare_order, self.corrector)
 
-    def _algorithm2(self, here: Regridded, rho: float) -> tuple[int, ...]:
-        tortoise, hare = here.error_constants()
-        return look_before_you_leap(m_max(tortoise.tolist(), hare.tolist(), rho, self.profile.about.order))
 
-    def _within(self, here: Regridded, evaluations: int, cutoff: int) -> tuple[int, ...]:
-        """Algorithm 2 with the rho whose grid comes closest to the budget from below, the smallest of them."""
-        tortoise, hare = (constants.tolist() for constants in here.error_constants())
-        try:
-            rho = rho_for(tortoise, hare, evaluations, self.profile.about.order, cutoff=cutoff)
-        except PlanError:
-            return (0,)
-        return self._algorithm2(here, rho)
+def _total(costs: Array, grid: tuple[int, ...]) -> float:
+    """Of the leaps of a grid."""
+    leaps = zip((-1, *grid), grid, (*grid[1:], costs.shape[1]), strict=False)
+    return float(sum(costs[i + 1, j, end] for i, j, end in leaps))
 
-    def _optimal(self, here: Regridded, evaluations: int) -> tuple[int, ...]:
-        if here.steps > LONGEST:
-            return self._optimal_stretched(here, evaluations)
-        grid, _ = optimal_grid(
-            here.gram,
-            here.gain,
-            evaluations,
-            hare_order=self.hare_order,
-            corrector=self.corrector,
-            positions=here.positions,
-        )
-        return grid
 
-    def _fewest(self, here: Regridded, error: float, *, corrected: bool) -> tuple[int, ...]:
-        """The fewest evaluations with which the worst 5 % of runs are predicted to stay within the tolerance."""
-        near = here if here.steps <= LONGEST else here.picked(LONGEST)
-        allowed = (error * self.profile.state_norm / WORST) ** 2
-        cost = leap_costs(
-            near.gram,
-            near.gain,
-            hare_order=self.hare_order,
-            corrector=self.corrector if corrected else 0.0,
-            slope=SLOPE,
-            positions=near.positions,
-        )
-        fitting = (grid for grid, square in optimal_grids(cost) if square <= allowed)
-        grid = next(fitting, tuple(range(near.steps)))
-        return grid if near is here else _stretched(grid, len(grid), here.steps)
+@dataclass(frozen=True, eq=False)
+class NearProfile:
+    """The profile's plan near what was measured, and elsewhere that of a planner for unmeasured models."""
 
-    def _optimal_stretched(self, here: Regridded, evaluations: int) -> tuple[int, ...]:
-        """A long run, planned on a grid of `LONGEST` steps and spread out with the same density."""
-        grid = self._optimal(here.picked(LONGEST), max(1, round(evaluations * LONGEST / here.steps)))
-        return _stretched(grid, evaluations, here.steps)
+    near: ProfilePlanner
+    elsewhere: Planner
+
+    def plan(self, run: RunInfo) -> Plan:
+        planner = self.elsewhere if far_from(self.near.profile, run) else self.near
+        return planner.plan(run)
 
 
 def _stretched(grid: tuple[int, ...], count: int, steps: int) -> tuple[int, ...]:
@@ -174,10 +213,131 @@ def same_network(fingerprint: str, network: str) -> bool:
     return fingerprint == network
 
 
-def _require_same_network(profile: Profile, run: RunInfo) -> None:
+def require_same_network(profile: Profile, run: RunInfo) -> None:
+    """Raises an error for a profile of another network."""
     fingerprint = profile.about.network
     if run.network is not None and fingerprint and not same_network(fingerprint, run.network):
         raise ProfileError(
             f"this profile was measured on the network {fingerprint} of {profile.about.pipeline}, and this pipeline "
             f"has {run.network}; calibrate it: thg.calibrate(pipe, prompts)"
         )
+
+
+# -- a profile at the steps of a run
+
+
+@dataclass(frozen=True, eq=False)
+class Regridded:
+    """A profile at the steps of a run.
+
+    places: of the run's steps on the profile's own grid (step index, may be fractional).
+    noise: sigma / (alpha + sigma) at the run's steps and at its end. hare_scale: w - 1 of the run.
+    """
+
+    profile: Profile
+    places: Array
+    noise: Array
+    positions: Array
+    hare_scale: float
+
+    @classmethod
+    def of(cls, profile: Profile, run: RunInfo) -> Regridded:
+        own = profile.noise[:-1]
+        positions = np.asarray(run.positions, dtype=np.float64)
+        if run.log_snr is not None:
+            noise = noise_share(run.log_snr)
+            places = np.interp(-noise, -own, np.arange(profile.steps, dtype=np.float64))
+        else:
+            places = np.minimum(positions * profile.steps / (positions[-1] + 1), profile.steps - 1)
+            noise = np.interp(places, np.arange(profile.steps), own)
+        w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
+        end = profile.noise[-1] if run.end_log_snr is None else noise_share(run.end_log_snr)
+        return cls(profile, places, np.append(noise, end), positions, w - 1)
+
+    @property
+    def steps(self) -> int:
+        return len(self.places)
+
+    def error_constants(self) -> tuple[Array, Array]:
+        """|c_T| and |c_H| at each step, up to a common factor."""
+        measured, constants = np.arange(self.profile.steps - 1), self.profile.algorithm3
+        tortoise = np.interp(self.places, measured, constants.tortoise.mean)
+        return tortoise, self.hare_scale * np.interp(self.places, measured, constants.hare.mean)
+
+    @cached_property
+    def gram(self) -> Array:
+        """Inner products of the outputs at the run's steps, mean over samples."""
+        weights = np.array([_cubic(place, self.profile.steps) for place in self.places])
+        return np.asarray(weights @ self.profile.outputs @ weights.T)
+
+    @cached_property
+    def gain(self) -> Array:
+        """From an error in the output of each step to the final state: the solver's b_k, times what survives.
+
+        With stronger guidance than the measured one, outputs change more: by the factor on the guidance term.
+        """
+        kind, measured = self.profile.about.prediction, self.profile.about.guidance_scale - 1
+        response = [output_weight(kind, start, end) for start, end in zip(self.noise, self.noise[1:], strict=False)]
+        stronger = max(1.0, self.hare_scale / measured) if measured > 0 else 1.0
+        return stronger * np.abs(response) * self.survival()
+
+    def survival(self) -> Array:
+        """The fraction of an error in the state after each step that remains at the end; 1 if it was not measured.
+
+        Each anchor was measured on a few samples only, so the curve is smoothed: a parabola in its logarithm.
+        """
+        anchors, measured = self.profile.anchors, self.profile.survival
+        if measured is None:
+            return np.ones(self.steps)
+        curve = np.polyfit(anchors, np.log(np.maximum(measured, 1e-12)), min(2, len(anchors) - 1))
+        return np.asarray(np.exp(np.polyval(curve, np.clip(self.places, anchors[0], anchors[-1]))))
+
+    def run(self) -> RunInfo:
+        """Its steps and noise levels."""
+        with np.errstate(divide="ignore"):
+            levels = 2 * (np.log1p(-self.noise) - np.log(self.noise))
+        return RunInfo(self.steps, tuple(self.positions), log_snr=tuple(levels[:-1]), end_log_snr=float(levels[-1]))
+
+    def picked(self, count: int) -> Regridded:
+        """At fewer steps of the same run, evenly spread."""
+        at = np.linspace(0, self.steps - 1, count)
+        noise = np.interp(at, np.arange(self.steps + 1), self.noise)
+        return Regridded(
+            self.profile,
+            np.interp(at, np.arange(self.steps), self.places),
+            np.append(noise, self.noise[-1]),
+            np.arange(count, dtype=np.float64),
+            self.hare_scale,
+        )
+
+    def step_at(self, place: float) -> int:
+        """The first step of the run at or beyond a step of the profile's own grid."""
+        return int(np.searchsorted(self.places, place - 1e-9))
+
+
+def _cubic(place: float, size: int) -> Array:
+    """Weights on the profile's steps that interpolate at a place between them, by a cubic through the nearest four."""
+    count = min(CUBIC, size)
+    first = min(max(math.floor(place) - count // 2 + 1, 0), size - count)
+    nodes = list(range(first, first + count))
+    row = np.zeros(size)
+    row[nodes] = lagrange_weights([float(n) for n in nodes], place)
+    return row
+
+
+def far_from(profile: Profile, run: RunInfo) -> str:
+    """How a run is too different from the measured one, in words; empty if it is not."""
+    distinct, own = len(set(run.positions)), profile.about.guidance_scale
+    w = own if run.guidance_scale is None else run.guidance_scale
+    places = Regridded.of(profile, run).places
+    measured = float(places.max() - places.min()) + 1  # steps between the same noise levels
+    far = []
+    if not 1 / FAR_STEPS <= distinct / measured <= FAR_STEPS:
+        far.append(f"{distinct} steps against {measured:.0f}")
+    if not (own - 1) / FAR_SCALE <= w - 1 <= FAR_SCALE * (own - 1):
+        far.append(f"guidance_scale {w:g} against {own:g}")
+    if run.log_snr is not None:
+        noise, levels = noise_share(run.log_snr), profile.noise[:-1]
+        if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
+            far.append("noise levels outside the measured range")
+    return "; ".join(far)

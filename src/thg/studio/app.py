@@ -65,6 +65,9 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
     async def profile() -> Response:
         if engine.model.profile is None:
             return JSONResponse({"message": "this studio was started without a profile of its model"}, 404)
+        if engine.model.profile.constants is None:
+            message = "this profile has plans, and no error constants to show: thg calibrate --algorithm3 measures them"
+            return JSONResponse({"message": message}, 404)
         return JSONResponse(await run_in_threadpool(engine.profile_for_page, engine.model.profile))
 
     @app.get("/api/queue")

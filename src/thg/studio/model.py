@@ -18,8 +18,8 @@ from thg.pipelines.identity import fingerprint
 from thg.pipelines.layouts import DENOISERS
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.run import RunInfo
-from thg.profiles.profile import Profile
-from thg.profiles.shipped import shipped_profile
+from thg.profiles.planner import require_same_network
+from thg.profiles.profile import Profile, shipped_profile
 from thg.studio.specs import DefaultSpec
 
 
@@ -66,7 +66,7 @@ class Model:
             raise THGError(f"the studio needs a pipeline with prompts, but {type(pipe).__name__} takes none")
         self._runs: dict[tuple[str | None, int], RunInfo] = {}
         if profile is not None:  # refused now if it is of another network
-            profile.planner(rho=1.0).plan(self.run(None, profile.steps, profile.about.guidance_scale))
+            require_same_network(profile, self.run(None, profile.steps, profile.about.guidance_scale))
 
     def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> RunInfo:
         """The description of a run before it starts; Heun and PNDM call the network more often than `steps`."""

@@ -16,11 +16,9 @@ from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
-from thg.profiles.moments import Moments
 from thg.profiles.noise import output_weight
-from thg.profiles.profile import Profile
-from thg.profiles.regridded import far_from
-from thg.profiles.shipped import NearProfile
+from thg.profiles.planner import NearProfile, far_from
+from thg.profiles.profile import Moments, Profile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
 START_SHARE = 0.65  # the share of CFG's evaluations with which the ratio of a profile starts
@@ -143,8 +141,8 @@ def profile_for_page(profile: Profile) -> dict[str, Any]:
     The error bounds are the paper's: the error of the network's output at the midpoint, times the solver's coefficient,
     over 1 - 2^-p. The hare's do not include the factor w-1 of the run.
     """
-    about = profile.about
-    spans = zip(profile.middle, profile.noise[1:-1], strict=True)
+    about, constants = profile.about, profile.algorithm3
+    spans = zip(constants.middle, profile.noise[1:-1], strict=True)
     solver = np.array([abs(output_weight(about.prediction, start, end)) for start, end in spans])
     solver /= 1 - 2.0**-about.order
     return {
@@ -156,8 +154,8 @@ def profile_for_page(profile: Profile) -> dict[str, Any]:
             "samples": profile.samples,
             "date": about.date,
         },
-        "bounds": {"tortoise": _spread(profile.tortoise, solver), "hare": _spread(profile.hare, solver)},
-        "rates": {"tortoise": _spread(profile.tortoise_rate), "hare": _spread(profile.hare_rate)},
+        "bounds": {"tortoise": _spread(constants.tortoise, solver), "hare": _spread(constants.hare, solver)},
+        "rates": {"tortoise": _spread(constants.tortoise_rate), "hare": _spread(constants.hare_rate)},
     }
 
 

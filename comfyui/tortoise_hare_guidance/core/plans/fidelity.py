@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +26,28 @@ DEFAULT_ERROR = 0.01
 LONGEST_RUN = 200  # in steps, that is chosen for a budget
 FREE_STEPS = 5  # for each evaluated one
 USUAL_STEPS = 20
+MOST_DENSE = 100.0
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
+
+
+Shape = tuple[float, float]  # additional density of evaluations at the start and at the end of a run; (0, 0) is even
+
+
+def shaped(shape: Shape | None, prior: Prior = PRIOR) -> Prior:
+    """The prior with another shape of its grids."""
+    if shape is None:
+        return prior
+    try:
+        start, end = (float(density) for density in shape)
+        valid = 0 <= start <= MOST_DENSE and 0 <= end <= MOST_DENSE
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise PlanError(
+            f"shape must be two densities from 0 to {MOST_DENSE:g}, at the start and at the end of a run, such as "
+            f"(1, 2), not {shape!r}; (0, 0) is even"
+        )
+    return replace(prior, start=(start, prior.start[1]), end=(end, prior.end[1]))
 
 
 @dataclass(frozen=True)
@@ -45,8 +66,9 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
     """The default planner: as many evaluations as keep the result close to the plain run's, for any number of steps.
 
     error: how far the final latents may be from those of the same run with all evaluations, relative to their norm. A
-        target, not a guarantee: it is set without knowing the network. `summary(pipe).estimated_error` estimates the
-        result after a run, and `thg.tune` adapts the plan to a given network.
+        target, not a guarantee: it is set without knowing the network. On networks that had no part in its choice,
+        85 % of the samples are within it (0 % in the worst of 168 cells, docs/log.md), and 99 % after
+        `thg.tune` (94 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
     check_error(error)
@@ -101,13 +123,27 @@ def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
+    inner = _cheapest_grid(_density(run, prior)[first - 1 :], count - first + 1, prior)
+    return (*range(first - 1), *(first - 1 + i for i in inner))
+
+
+def leap_weights(run: RunInfo, prior: Prior = PRIOR) -> Array:
+    """The weight of each leap, [start, end], whose total the grids of the prior minimise."""
+    density = _density(run, prior)
+    covered = np.append(0.0, np.cumsum(density)) / density.sum()
+    start, end = np.indices((run.steps, run.steps + 1))
+    weights = np.maximum(covered[end] - covered[start], 0.0) ** prior.power
+    return np.where(end == start + 1, 0.0, weights)
+
+
+def _density(run: RunInfo, prior: Prior) -> Array:
+    """Of evaluations, at each step."""
     density = _density_at((np.arange(run.steps) + 0.5) / run.steps, prior)
     sizes = _angles(run)
-    if sizes is not None:
-        by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
-        density = density / density.mean() + by_angle / by_angle.mean()
-    inner = _cheapest_grid(density[first - 1 :], count - first + 1, prior)
-    return (*range(first - 1), *(first - 1 + i for i in inner))
+    if sizes is None:
+        return density
+    by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
+    return np.asarray(density / density.mean() + by_angle / by_angle.mean())
 
 
 def _angles(run: RunInfo) -> Array | None:

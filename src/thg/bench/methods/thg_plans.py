@@ -18,14 +18,12 @@ from thg.errors import PlanError
 from thg.pipelines import enabled, summary
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
-from thg.plans.planners import CORRECTOR, Fixed, Planned, tapered, uniform
+from thg.plans.planners import Fixed, Planned, tapered, uniform
 from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
 from thg.profiles.profile import Profile
 
 PAPER = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
-SENSITIVITY = 8
-"""Samples for the sensitivity curve, which the optimal planner needs and Algorithm 2 does not."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,14 @@ class Calibrated(Policy):
                 f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"
             )
         prompts = pilot.prompts[: self.calibrate]
+        paper = "rho" in self.planner or self.planner.get("method") == "algorithm2"
         profile = calibrate(
             pilot.pipe,
             prompts,
             steps=pilot.steps,
             guidance_scale=pilot.guidance_scale,
-            sensitivity=0 if "rho" in self.planner else min(SENSITIVITY, len(prompts)),
+            sensitivity=0 if paper else 1,
+            algorithm3=paper,
             folder=pilot.folder,
             call=pilot.call,
             progress=False,
@@ -129,9 +129,9 @@ class Profiled:
     profile: FilePath | None = None
     calibrate: Annotated[int, Field(ge=1)] = 32
     method: Literal["optimal", "algorithm2"] = "optimal"
-    hare_order: Literal[1, 2] = 2
-    corrector: float = CORRECTOR
-    paper: ClassVar[str] = "thg: grid from a calibration profile, linear prediction of the guidance term"
+    hare_order: Literal[1, 2] | None = None
+    corrector: float | None = None
+    paper: ClassVar[str] = "thg: grid from a calibration profile, linear prediction of the network's output"
 
     def policy(self, steps: int) -> Policy:
         planner = {name: getattr(self, name) for name in ("nfe", "method", "hare_order", "corrector")}

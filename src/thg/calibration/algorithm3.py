@@ -1,6 +1,6 @@
-"""Guides that measure: they observe a plain CFG run without changing it.
+"""The paper's Algorithm 3, by a guide that observes a plain CFG run without changing it.
 
-`Recorder` also evaluates the pair (e_c, d) at the midpoint of each step: Algorithm 3 in its simplified form. For a
+`Recorder` evaluates the pair (e_c, d) at the midpoint of each step: Algorithm 3 in its simplified form. For a
 solver that extrapolates its last outputs as a constant or a line, the difference between one step and two half steps is
 a factor of the schedule times the error of that extrapolation at the midpoint; the factor is the same for the tortoise
 and the hare, and for a first-order solver this is exact.
@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.calibration.grid import NoiseGrid
+from thg.calibration.rows import Rows
+from thg.calibration.subjects import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.ode.outputs import content, express
 from thg.plans.guide import Evaluate
 from thg.plans.run import RunInfo, Term
 from thg.profiles.noise import state_at
-
-Array = NDArray[np.float64]
 
 
 class Recorder:
@@ -38,12 +36,10 @@ class Recorder:
         self._place = -1  # on the grid of distinct times
         self._input: Any = None  # the network's input at the last time
         self._time: Any = None
-        self._conditional: list[Tensor] = []  # e_c of the last two times, one row per sample
-        self._terms: list[Tensor] = []  # d of all times
-        self._normal: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, as `_normalised`
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, one row per sample
+        self._normal: list[tuple[Tensor, Tensor]] = []  # the same as `_normalised`
         self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
         self._times: list[float] = []
-        self._state = torch.zeros(batch, 0)  # the last that the network has seen
 
     def evaluates(self, step: int) -> bool:
         return True
@@ -63,10 +59,9 @@ class Recorder:
         self._input, self._time = sample, time
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        e_c, d = self._rows(conditional, self._input), self._rows(term, self._input)
-        if len(self._terms) > self._place:  # another call at the same time (Heun, PLMS): the later one counts
-            self._conditional.pop()
-            self._terms.pop()
+        pair = self._rows(conditional, self._input), self._rows(term, self._input)
+        if len(self._times) > self._place:  # another call at the same time (Heun, PLMS): the later one counts
+            self._pairs.pop()
             self._normal.pop()
             if self._place > 0:
                 self._norms["tortoise_rate"].pop()
@@ -75,36 +70,22 @@ class Recorder:
             self._times.append(self._time_of(step))
         if self._place > 0:
             apart = abs(self._times[-1] - self._times[-2]) or 1.0
-            self._norms["tortoise_rate"].append((e_c - self._conditional[-1]).norm(dim=1) / apart)
-            self._norms["hare_rate"].append((d - self._terms[-1]).norm(dim=1) / apart)
-        self._conditional = [*self._conditional[-1:], e_c]
-        self._terms.append(d)
+            for name, now, before in zip(("tortoise_rate", "hare_rate"), pair, self._pairs[-1], strict=True):
+                self._norms[name].append((now - before).norm(dim=1) / apart)
         normal = self._normalised(self._input, conditional, term, self._grid.noise[self._place])
-        self._normal = [*self._normal[-1:], normal]
-        self._state = self._state_of(self._input, conditional)
+        self._pairs, self._normal = [*self._pairs[-1:], pair], [*self._normal[-1:], normal]
         return None
 
-    def measured(self) -> dict[str, Array]:
-        """Per sample: the norms of each step but the last, the Gram matrix of the terms, the norm of the last state."""
-        if len(self._terms) != self._grid.steps:
+    def measured(self) -> Rows:
+        """Per sample: the norms of each step but the last, and the time steps."""
+        if len(self._times) != self._grid.steps:
             raise UnsupportedPipelineError(
-                f"guidance was on at {len(self._terms)} of {self._grid.steps} time steps, and calibration needs all of "
+                f"guidance was on at {len(self._times)} of {self._grid.steps} time steps, and Algorithm 3 needs all of "
                 "them; set guidance_scale above 1, and no guidance interval or cut-off in the pipeline"
             )
-        d = torch.stack(self._terms, dim=1).to("cpu", torch.float64)
-        rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
-        rows["gram"] = torch.bmm(d, d.transpose(1, 2)).numpy()
-        rows["state"] = self._state.norm(dim=1, keepdim=True).double().cpu().numpy()
-        for name, values in rows.items():
-            if not np.isfinite(values).all():
-                raise NonFiniteError(
-                    f"the network's outputs hold NaN or infinity (seen in {name}); nothing was measured"
-                )
-        return rows
-
-    @property
-    def times(self) -> Array:
-        return np.array(self._times)
+        rows: Rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
+        same = {"times": np.array(self._times), "middle": self._grid.middle}
+        return finite(rows | {name: np.tile(values, (self._batch, 1)) for name, values in same.items()})
 
     def _repeats(self, step: int) -> bool:
         return step > 0 and self._run.positions[step] == self._run.positions[step - 1]
@@ -130,50 +111,12 @@ class Recorder:
             return e_c, d
         node = state_at(self._grid.prediction, noise)
         p, q = express(node, self._grid.prediction, content(node, "epsilon"))
-        return q * e_c + p * self._state_of(sample, conditional), q * d
-
-    def _state_of(self, sample: Any, conditional: Term) -> Tensor:
-        """The state in the network's input, without further channels."""
-        if isinstance(sample, list):
-            return rows_of(tuple(sample), sample, self._batch, both=True)
-        channels = conditional[0].shape[1] if conditional[0].ndim > 2 else None
-        return rows_of((sample[:, :channels] if channels else sample,), sample, self._batch, both=True)
+        channels = conditional[0].shape[1] if conditional[0].ndim > 2 else None  # without further ones of the input
+        state = tuple(sample) if isinstance(sample, list) else (sample[:, :channels] if channels else sample,)
+        return q * e_c + p * rows_of(state, sample, self._batch, both=True), q * d
 
     def _rows(self, term: Term, sample: Any) -> Tensor:
         return rows_of(term, sample, self._batch)
-
-
-class Held:
-    """Plain CFG, except for one step that uses the term of the step before.
-
-    `states`: the network's inputs at the watched positions of the grid.
-    """
-
-    plan = None
-
-    def __init__(self, run: RunInfo, held: int | None, watched: tuple[int, ...], batch: int) -> None:
-        self._run, self._held, self._batch = run, held, batch
-        self._watched = watched
-        self._last: Term | None = None
-        self.states: dict[int, Tensor] = {}
-
-    def evaluates(self, step: int) -> bool:
-        return True
-
-    def predict(self, step: int, conditional: Term) -> Term | None:
-        raise AssertionError("this guide evaluates each step")
-
-    def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
-        place = int(self._run.positions[step])
-        if place in self._watched:
-            tensors = tuple(sample) if isinstance(sample, list) else (sample,)
-            self.states[place] = rows_of(tensors, sample, self._batch, both=True)
-
-    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        if int(self._run.positions[step]) == self._held:
-            return self._last
-        self._last = term
-        return None
 
 
 # -- tensors of any pipeline, as one row per sample
@@ -215,3 +158,11 @@ def rows_of(term: Term, sample: Any, batch: int, both: bool = False) -> Tensor:
             value = value[:, : sample.shape[1]]  # the other half is a learned variance
         parts.append(value[:batch].float().flatten(1))
     return torch.cat(parts, dim=1)
+
+
+def finite(rows: Rows) -> Rows:
+    """Rows without NaN."""
+    for name, values in rows.items():
+        if not np.isfinite(values).all():
+            raise NonFiniteError(f"the network's outputs hold NaN or infinity (seen in {name}); nothing was measured")
+    return rows

@@ -1,6 +1,6 @@
-"""The rows measured so far: one file per finished batch, so that a killed calibration can resume.
+"""The rows measured so far: one file per finished batch, so that a killed measurement can resume.
 
-A file holds one row per sample, and the rows of all files are summed in the order of the samples, so the result depends
+A file holds one row per sample, and the rows of all files are joined in the order of the samples, so the result depends
 neither on the batch size nor on the number of processes. Without a folder the rows are kept in memory.
 """
 
@@ -20,27 +20,24 @@ from safetensors.numpy import load, save
 from thg.errors import ProfileError
 from thg.files import write_atomically
 
-Array = NDArray[np.float64]
-Rows = dict[str, Array]
+Rows = dict[str, NDArray[Any]]
 
 
 class Shards:
-    """The measured rows of a calibration, in memory or in a folder."""
+    """Measured rows of several kinds, in memory or in a folder."""
 
-    def __init__(self, folder: Path | None, settings: Mapping[str, Any], date: str) -> None:
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any], date: str = "") -> None:
         """settings: everything that the rows depend on; a folder with other settings is refused. date: of the first
         start."""
         self.folder = folder
-        self.date = date
-        self._memory: list[tuple[str, dict[str, Any]]] = []
-        if folder is not None:
-            self.date = _claim(folder, settings, date)
+        self.date = date if folder is None else _claim(folder, settings, date)
+        self._memory: dict[str, list[Rows]] = {}
 
     def add(self, kind: str, samples: Sequence[int], rows: Rows) -> None:
         """Stores the rows of these samples."""
         content = {"index": np.asarray(samples, dtype=np.int64), **rows}
         if self.folder is None:
-            self._memory.append((kind, content))
+            self._memory.setdefault(kind, []).append(content)
             return
         data = {name: np.ascontiguousarray(values) for name, values in content.items()}
         write_atomically(self._path(self.folder, kind, samples), save(data))
@@ -61,10 +58,8 @@ class Shards:
         """All rows, in the order of the samples."""
         return _joined(self._read(kind))
 
-    def _read(self, kind: str) -> list[dict[str, Any]]:
-        if self.folder is None:
-            return [content for own, content in self._memory if own == kind]
-        return _read_folder(self.folder, kind)
+    def _read(self, kind: str) -> list[Rows]:
+        return self._memory.get(kind, []) if self.folder is None else _read_folder(self.folder, kind)
 
 
 def stored_rows(folder: Path, kind: str = "samples") -> Rows:
@@ -72,7 +67,7 @@ def stored_rows(folder: Path, kind: str = "samples") -> Rows:
     return _joined(_read_folder(folder, kind))
 
 
-def _joined(contents: list[dict[str, Any]]) -> Rows:
+def _joined(contents: list[Rows]) -> Rows:
     if not contents:
         return {}
     index = np.concatenate([content["index"] for content in contents])
@@ -80,7 +75,7 @@ def _joined(contents: list[dict[str, Any]]) -> Rows:
     return {name: np.concatenate([c[name] for c in contents])[order] for name in contents[0] if name != "index"}
 
 
-def _read_folder(folder: Path, kind: str) -> list[dict[str, Any]]:
+def _read_folder(folder: Path, kind: str) -> list[Rows]:
     contents = []
     for path in sorted(folder.glob(f"{kind}-*.safetensors")):
         try:

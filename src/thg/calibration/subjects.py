@@ -1,0 +1,354 @@
+"""What is measured: a diffusers pipeline with prompts, or a user's denoiser with conditions and start states."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thg.errors import ProfileError, ScheduleError
+from thg.ode.diffusers_schedule import prediction_of, read_schedule
+from thg.ode.guidance import Interval
+from thg.ode.integrate import sample
+from thg.ode.network import Denoiser
+from thg.ode.outputs import Prediction
+from thg.ode.schedule import Schedule
+from thg.ode.scheduler_table import adds_noise, order_of
+from thg.ode.solvers import Solver
+from thg.pipelines import enabled, summary
+from thg.pipelines.identity import fingerprint
+from thg.plans.planners import Choice
+from thg.plans.report import Summary
+from thg.plans.run import RunInfo
+from thg.profiles.noise import noise_share
+from thg.seeds import generators
+
+Array = NDArray[np.float64]
+
+
+def checked_scale(scale: Any, least: float = 1.0) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale < least:
+        raise ProfileError(f"guidance_scale must be a number of at least {least:g}, not {scale!r}; 1 is no guidance")
+    return float(scale)
+
+
+# -- pipelines: both kinds have the same methods
+
+
+@dataclass
+class Pipeline:
+    """A pipeline of diffusers and its prompts. layout: of its branches, for the paper's measurement."""
+
+    pipe: Any
+    prompts: list[Any]
+    prompt_name: str
+    arguments: dict[str, Any]
+    steps: int
+    guidance_scale: float
+    seed: int
+    layout: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        pipe: Any,
+        prompts: Any,
+        steps: int | None,
+        guidance_scale: float | None,
+        seed: int,
+        call: Mapping[str, Any],
+        layout: Any,
+    ) -> Pipeline:
+        if prompts is None or isinstance(prompts, str) or not len(prompts):
+            raise ProfileError(
+                "prompts must be a list with at least one prompt: calibrate(pipe, ['a red bicycle', ...])"
+            )
+        accepted = inspect.signature(type(pipe).__call__).parameters
+        prompt_name = next((name for name in ("prompt", "class_labels") if name in accepted), None)
+        if prompt_name is None or "num_inference_steps" not in accepted:
+            raise ProfileError(
+                f"{type(pipe).__name__} takes no prompt, or no num_inference_steps; thg cannot calibrate it as a "
+                "pipeline. A denoiser of your own needs schedule= and x=: thg.calibrate(denoiser, conditions, x=noise, "
+                "schedule=thg.Schedule.vp(50), guidance_scale=4)"
+            )
+        scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
+        steps = accepted["num_inference_steps"].default if steps is None else steps
+        default = accepted[scale_name].default if scale_name in accepted else 1.0
+        scale = max(1.0, checked_scale(default if guidance_scale is None else guidance_scale, 0.0))
+        if not isinstance(steps, int) or steps < 2:
+            raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
+        arguments = {**call, "num_inference_steps": steps}
+        if scale_name in accepted:
+            arguments[scale_name] = default if guidance_scale is None else guidance_scale
+        if "output_type" in accepted:
+            arguments.setdefault("output_type", "latent")
+        if unknown := sorted(set(arguments) - set(accepted)):
+            raise ProfileError(f"{type(pipe).__name__} takes no argument {unknown[0]!r}")
+        return cls(pipe, list(prompts), prompt_name, arguments, steps, scale, seed, layout)
+
+    @property
+    def samples(self) -> int:
+        return len(self.prompts)
+
+    def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
+        """One run of these samples: the pipeline's first output, and its cost."""
+        given = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
+        with enabled(self.pipe, choice, layout=self.layout), torch.no_grad():
+            return self.pipe(**given, **self.arguments)[0], summary(self.pipe)
+
+    def grid(self, run: RunInfo) -> NoiseGrid:
+        times = len(set(run.positions))
+        if times > self.steps:
+            raise ProfileError(
+                f"{type(self.pipe.scheduler).__name__} calls the network at {times} times in {self.steps} steps; "
+                "calibrate with another scheduler, such as DDIM"
+            )
+        if times < self.steps:
+            raise ProfileError(
+                f"a run of {self.steps} steps has {times} time steps; set steps= to the steps that the pipeline runs, "
+                "and do not set strength or denoising_end"
+            )
+        return NoiseGrid.of(self.pipe.scheduler, run)
+
+    def settings(self) -> dict[str, Any]:
+        """All that the measured rows depend on."""
+        scheduler = self.pipe.scheduler
+        return {
+            "network": fingerprint(self.pipe),
+            "model": self.about()["model"],
+            # without the entries that diffusers adds to a scheduler's config in no fixed order
+            "scheduler": [type(scheduler).__name__, {k: v for k, v in dict(scheduler.config).items() if k[:1] != "_"}],
+            "arguments": self.arguments,
+            "seed": self.seed,
+            "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
+        }
+
+    def about(self) -> dict[str, str]:
+        """The names in a profile. The model is named by the last part of its path, without the user's folders."""
+        return {
+            "pipeline": type(self.pipe).__name__,
+            "network": fingerprint(self.pipe),
+            "model": Path(str(getattr(self.pipe, "name_or_path", "") or "")).name,
+            "scheduler": type(self.pipe.scheduler).__name__,
+        }
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Disables its own progress bars, and remarks on runs in which everything is evaluated."""
+        before, log = dict(getattr(self.pipe, "_progress_bar_config", {})), logging.getLogger("thg")
+        self.pipe.set_progress_bar_config(**{**before, "disable": True})
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            self.pipe.set_progress_bar_config(**before)
+
+
+# -- denoisers
+
+
+@dataclass
+class OwnDenoiser:
+    """A denoiser as `thg.sample` takes it, with conditions and start states."""
+
+    denoiser: Denoiser
+    conditions: Any
+    x: Tensor
+    schedule: Schedule
+    solver: Solver
+    guidance_scale: float
+    interval: Interval | None
+    unconditional: Any
+    batched: bool
+
+    @classmethod
+    def of(
+        cls,
+        denoiser: Any,
+        conditions: Any,
+        x: Tensor | None,
+        schedule: Schedule,
+        solver: Solver,
+        guidance_scale: float | None,
+        interval: Interval | None,
+        unconditional: Any,
+        batched: bool,
+    ) -> OwnDenoiser:
+        if not callable(denoiser):
+            raise ProfileError(
+                f"a denoiser is a function, denoiser(x, t, condition), not {type(denoiser).__name__}; a pipeline is "
+                "calibrated without schedule="
+            )
+        if not isinstance(x, Tensor) or not len(x):
+            raise ProfileError(
+                "a denoiser needs start states, one row per sample: thg.calibrate(denoiser, conditions, "
+                "x=torch.randn(...), schedule=...)"
+            )
+        if conditions is not None and (count := _count(conditions)) != len(x):
+            raise ProfileError(f"there are {count} conditions and {len(x)} start states; each sample needs one of both")
+        if schedule.steps < 2:
+            raise ProfileError(f"steps must be a whole number of at least 2, not {schedule.steps}")
+        scale = checked_scale(guidance_scale)
+        return cls(denoiser, conditions, x, schedule, solver, scale, interval, unconditional, batched)
+
+    @property
+    def steps(self) -> int:
+        return self.schedule.steps
+
+    @property
+    def samples(self) -> int:
+        return len(self.x)
+
+    def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
+        found = sample(
+            self.denoiser,
+            self.x[list(samples)],
+            choice,
+            self.schedule,
+            self.solver,
+            guidance_scale=self.guidance_scale,
+            condition=True if self.conditions is None else _chosen(self.conditions, samples),
+            unconditional=self.unconditional,
+            batched=self.batched,
+            guidance_interval=self.interval,
+        )
+        return found.x, found.summary
+
+    def grid(self, run: RunInfo) -> NoiseGrid:
+        noise, middle = _levels(self.schedule)
+        return NoiseGrid(noise, middle, self.schedule.normal, min(self.solver.order, 2))
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "denoiser": self.about()["pipeline"],
+            "schedule": _digest([self.schedule.nodes, self.schedule.prediction, self.schedule.velocity]),
+            "solver": repr(self.solver),
+            "guidance_scale": self.guidance_scale,
+            "guidance interval": self.interval,
+            "conditions": _digest([self.conditions, self.unconditional]),
+            "start states": _digest(self.x),
+        }
+
+    def about(self) -> dict[str, str]:
+        name = getattr(self.denoiser, "__qualname__", type(self.denoiser).__qualname__)
+        return {"pipeline": name, "network": "", "model": "", "scheduler": type(self.solver).__name__}
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+Subject = Pipeline | OwnDenoiser
+
+
+def _count(conditions: Any) -> int:
+    """Of tensors, lists, and tuples or dictionaries of them."""
+    if isinstance(conditions, dict | tuple) and len(conditions):
+        return _count(next(iter(conditions.values())) if isinstance(conditions, dict) else conditions[0])
+    return len(conditions)
+
+
+def _chosen(conditions: Any, samples: Sequence[int]) -> Any:
+    if isinstance(conditions, Tensor):
+        return conditions[list(samples)]
+    if isinstance(conditions, dict):
+        return {name: _chosen(value, samples) for name, value in conditions.items()}
+    if isinstance(conditions, tuple):
+        return tuple(_chosen(value, samples) for value in conditions)
+    return [conditions[i] for i in samples]
+
+
+def _digest(value: Any) -> str:
+    """A fingerprint of tensors and other values that a measurement depends on."""
+    digest = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, dict):
+            add([[name, part[name]] for name in sorted(part)])
+        elif isinstance(part, list | tuple):
+            for item in part:
+                add(item)
+        else:
+            digest.update(f"{part!r}\0".encode())
+
+    add(value)
+    return digest.hexdigest()
+
+
+# -- the noise levels of a run
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseGrid:
+    """noise: sigma / (alpha + sigma) at the N distinct times of a run and at its end. middle: halfway in time.
+
+    order: p of the solver; of solvers above order 2 the first two orders count.
+    """
+
+    noise: Array
+    middle: Array
+    prediction: Prediction
+    order: int
+
+    @classmethod
+    def of(cls, scheduler: Any, run: RunInfo) -> NoiseGrid:
+        if adds_noise(scheduler):
+            read_schedule(scheduler)  # raises an error with the code to write instead
+        try:
+            schedule: Schedule | None = read_schedule(scheduler)
+        except ScheduleError:
+            schedule = None
+        if schedule is not None and schedule.steps == len(set(run.positions)):
+            noise, middle = _levels(schedule)
+        else:
+            noise = np.append(_noise_of_calls(run), 0.0)
+            middle = (noise[:-2] + noise[1:-1]) / 2
+        return cls(noise, middle, prediction_of(scheduler), min(order_of(scheduler), 2))
+
+    @property
+    def steps(self) -> int:
+        return len(self.noise) - 1
+
+    def midpoint_weights(self, step: int) -> tuple[float, float]:
+        """(p, q): the state at the midpoint of a step is p * (state at its start) + q * (state at its end).
+
+        A first-order step holds the output, so the states along it lie on a line: in sigma for the flow state
+        (1-s) x0 + s eps, and the network of any other model sees that state divided by hypot(s, 1-s).
+        """
+        start, middle, end = self.noise[step], self.middle[step], self.noise[step + 1]
+        share = (middle - start) / (end - start)
+        if self.prediction == "flow":
+            return float(1 - share), float(share)
+        size = np.hypot([start, middle, end], [1 - start, 1 - middle, 1 - end])
+        return float((1 - share) * size[0] / size[1]), float(share * size[2] / size[1])
+
+
+def _levels(schedule: Schedule) -> tuple[Array, Array]:
+    """noise and middle."""
+    middle = [schedule.node(i + 0.5).log_snr for i in range(schedule.steps - 1)]
+    return noise_share(schedule.log_snr), noise_share(middle)
+
+
+def _noise_of_calls(run: RunInfo) -> Array:
+    if run.log_snr is None:
+        raise ScheduleError(
+            "the noise levels of this pipeline's scheduler are unknown, so it cannot be calibrated; write "
+            "pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)"
+        )
+    levels = dict(zip(run.positions, noise_share(run.log_snr), strict=True))
+    return np.array([levels[position] for position in sorted(levels)])
