@@ -332,7 +332,12 @@ class _Work:
     def _runs(self, samples: Sequence[int], make: Callable[[int, RunInfo], PlainRun]) -> list[PlainRun]:
         """One run of the subject, for each of its schedulers."""
         follows = _Follows.of(make)
-        self.subject.run(samples, follows)
+        _, report = self.subject.run(samples, follows)
+        if report.caches:
+            raise ProfileError(
+                f"{report.caches[0]} is inside the network, so its outputs are not the network's own; disable it, "
+                "calibrate, and enable it again"
+            )
         made: list[PlainRun] = self._made(follows.made)
         if any(run.run.steps != made[0].run.steps or run.state is None for run in made):
             raise ProfileError("calibration measures a single loop over the time steps, which runs to its end")
