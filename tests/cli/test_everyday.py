@@ -251,7 +251,7 @@ def test_files_have_the_mode_of_the_umask(here, capsys):
     before = os.umask(0o027)
     try:
         words = ["--steps", "4", "--samples", "2", "--sensitivity", "1", "--batch-size", "1", "--quiet"]
-        assert main(["calibrate", "--model", "eps", "--out", "p.json", *words]) == 0
+        assert main(["calibrate", "--model", "eps", "--out", "p.json", "--algorithm3", *words]) == 0
         assert main(["plan", "p.json", "--plot", "p.png"]) == 0
         assert main(["generate", "a bag", "--model", "eps", "--steps", "2"]) == 0
     finally:

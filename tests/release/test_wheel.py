@@ -175,6 +175,6 @@ def test_the_installed_package_works_without_the_source_tree(installed, tmp_path
     place, version = str(installed.parent), f"thg {thg.__version__}"
     for expected in (place, version, "shipped model flow", "network evaluations instead of 8", "passed"):
         assert expected in shown[1]
-    for name in ("boot.png", "sheet.png"):
+    for name in ("panda.png", "sheet.png"):
         with Image.open(tmp_path / name) as picture:
             picture.load()
