@@ -28,7 +28,8 @@ from thg.plans.report import Summary, lost_in
 from thg.plans.run import RunInfo
 from thg.plans.tuned import Tuned
 
-BESIDE = ("controlnet", "adapter", "projection", "connector", "language_model")  # networks that run beside the denoiser: not counted
+# Networks that run beside the denoiser: not counted.
+BESIDE = ("controlnet", "adapter", "projection", "connector", "language_model")
 
 
 @dataclass(frozen=True, eq=False)
