@@ -85,6 +85,7 @@ LAZY = {  # third-party packages that not every installation has, or that take s
     "platformdirs",
     "safetensors",
     "sglang",
+    "vllm_omni",
     "prometheus_client",
     "scipy",
     "starlette",

@@ -26,7 +26,7 @@ def in_the_package(profile, tmp_path, monkeypatch):
     """The package as it is when it ships this profile."""
     (tmp_path / "tiny").mkdir()
     profile.save(tmp_path / "tiny" / "profile.json")
-    monkeypatch.setattr("thg.profiles.shipped.SHIPPED", tmp_path)
+    monkeypatch.setattr("thg.profiles.profile.SHIPPED", tmp_path)
 
 
 def test_the_charts_are_the_papers_figures(profiled, profile):
@@ -34,10 +34,10 @@ def test_the_charts_are_the_papers_figures(profiled, profile):
         answer = client.get("/api/profile").json()
     factors = _error_factors(profile)
     for branch in ("tortoise", "hare"):
-        measured = getattr(profile, branch)
+        measured = getattr(profile.constants, branch)
         np.testing.assert_allclose(answer["bounds"][branch]["mean"], factors * measured.mean)
         np.testing.assert_allclose(answer["bounds"][branch]["std"], factors * measured.std)
-        np.testing.assert_allclose(answer["rates"][branch]["mean"], getattr(profile, f"{branch}_rate").mean)
+        np.testing.assert_allclose(answer["rates"][branch]["mean"], getattr(profile.constants, f"{branch}_rate").mean)
     assert (answer["about"]["steps"], answer["about"]["samples"]) == (20, 2)
 
 
