@@ -201,6 +201,7 @@ def test_permalink_brings_everything_back(opened):
     expect(page.locator('input[name="kind"][value="custom"]')).to_be_checked()
     generate(page)
     address, nfe = page.url, number(page, "thg", "nfe")
+    expect(page.locator("#history button")).to_have_count(1)
     page.reload()
     page.wait_for_selector("body[data-ready]")
     assert page.url == address

@@ -26,8 +26,11 @@ export class History {
   async add(run) {
     this.runs.unshift(run);
     const dropped = this.runs.splice(KEPT);
-    this.#draw(run);
-    await keep(run, dropped);
+    try {
+      await keep(run, dropped);
+    } finally {
+      this.#draw(run); // what is shown is there after a reload, unless the browser keeps nothing
+    }
   }
 
   // The last run with exactly these settings, if any.
