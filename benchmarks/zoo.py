@@ -4,8 +4,9 @@
 
 They differ in what they predict (noise, v, data, flow), in their noise schedule, in their form (U-Net, transformer,
 perceptron), in where they work (pixels, the latents of the shipped autoencoder, a few numbers) and in their data
-(Fashion-MNIST of Debian's package dataset-fashion-mnist, gratings, coloured blobs, curves in the plane). All are
-class-conditional and know the empty label, so that guidance exists. Two exact mixtures of Gaussians stand beside them.
+(Fashion-MNIST of Debian's package dataset-fashion-mnist, gratings, coloured blobs, stripes and squares, curves in the
+plane). All are class-conditional and know the empty label, so that guidance exists. Exact mixtures of Gaussians stand
+beside them.
 Those with `kept_out` choose nothing: they test what the others have chosen.
 
 Training is deterministic; weights lie in the folder as safetensors, and a network whose file exists is not trained.
@@ -169,11 +170,9 @@ def gratings() -> Data:
     """Waves of ten directions, with any phase, and any contrast and length within a range."""
     count = 20_000
     labels = torch.randint(CLASSES, (count,))
-    angle, phase = math.pi * labels / CLASSES, 2 * math.pi * torch.rand(count)
+    phase = 2 * math.pi * torch.rand(count)
     length, contrast = 3 + 3 * torch.rand(count), 0.5 + 0.5 * torch.rand(count)
-    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
-    along = angle.cos()[:, None, None] * x + angle.sin()[:, None, None] * y
-    waves = torch.sin(2 * math.pi * along / length[:, None, None] + phase[:, None, None])
+    waves = torch.sin(2 * math.pi * _along(labels) / length[:, None, None] + phase[:, None, None])
     return (contrast[:, None, None] * waves)[:, None], labels
 
 
@@ -189,6 +188,37 @@ def blobs() -> Data:
         inside = torch.sigmoid(2 * (size - ((x - centre[:, 0]) ** 2 + (y - centre[:, 1]) ** 2).sqrt()))[:, None]
         result = result * (1 - inside) + inside * colours[labels, i, :, None, None]
     return result, labels
+
+
+def stripes() -> Data:
+    """Waves with sharp edges in ten directions, in the two colours of the class."""
+    count = 20_000
+    labels, phase, length = torch.randint(CLASSES, (count,)), torch.rand(count), 3 + 3 * torch.rand(count)
+    along = _along(labels) / length[:, None, None] + phase[:, None, None]
+    return _two_colours(torch.sigmoid(4 * torch.sin(2 * math.pi * along)), labels, seed=5), labels
+
+
+def squares() -> Data:
+    """A square anywhere, of any size within a range, in the two colours of the class."""
+    count = 20_000
+    labels = torch.randint(CLASSES, (count,))
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    centre, size = SIDE * (0.2 + 0.6 * torch.rand(count, 2, 1, 1)), 1 + 1.5 * torch.rand(count, 1, 1)
+    distance = torch.maximum((x - centre[:, 0]).abs(), (y - centre[:, 1]).abs())
+    return _two_colours(torch.sigmoid(3 * (size - distance)), labels, seed=6), labels
+
+
+def _along(labels: Tensor) -> Tensor:
+    """The distance of each pixel along the direction of the class."""
+    angle = (math.pi * labels / CLASSES)[:, None, None]
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    return angle.cos() * x + angle.sin() * y
+
+
+def _two_colours(inside: Tensor, labels: Tensor, seed: int) -> Tensor:
+    colours = torch.rand(CLASSES, 2, 3, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    first, second = (colours[labels, i, :, None, None] for i in range(2))
+    return inside[:, None] * first + (1 - inside[:, None]) * second
 
 
 def arms() -> Data:
@@ -248,6 +278,9 @@ KINDS = {
         lambda: Perceptron(2), rings, (2,), "flow", {}, 2.0, 4000, rate=2e-3, kept_out=True
     ),
     "blobs, flow, U-Net": Kind(lambda: UNet(3), blobs, COLOURS, "flow", {}, 5.0, 600),
+    "stripes, noise, U-Net": Kind(lambda: UNet(3), stripes, COLOURS, "epsilon", LINEAR, 5.0, 600),
+    "squares, noise, U-Net": Kind(lambda: UNet(3), squares, COLOURS, "epsilon", LINEAR, 5.0, 600),
+    "squares, noise, transformer": Kind(lambda: Transformer(3, SIDE, 2), squares, COLOURS, "epsilon", COSINE, 4.0, 600),
 }
 
 

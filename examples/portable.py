@@ -98,7 +98,10 @@ def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
         by_angle.append(tapering((covered + size / 2) / total, prior) * size)
         covered += size
     by_index = [tapering((i + 0.5) / steps, prior) for i in range(steps)]
-    density = [a / sum(by_index) + b / sum(by_angle) for a, b in zip(by_index, by_angle, strict=True)]
+    share = prior["by_index"]
+    density = [
+        share * a / sum(by_index) + (1 - share) * b / sum(by_angle) for a, b in zip(by_index, by_angle, strict=True)
+    ]
     inner = lightest(density[first - 1 :], count - first + 1, prior)
     return [*range(first - 1), *(first - 1 + i for i in inner)]
 

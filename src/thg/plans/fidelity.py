@@ -115,9 +115,10 @@ def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
 def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
     """`count` steps: the first two, which a line needs, the last, which nothing corrects, and the best in between.
 
-    The density is the mean of one over the step indices and one over the angle arctan(sigma / alpha), which is the
+    The density is a mixture of one over the step indices and one over the angle arctan(sigma / alpha), which is the
     distance that the state travels when it is scaled to unit variance: the same for every parametrisation of noise.
-    On a schedule with uneven steps neither alone is right.
+    On a schedule with uneven steps neither alone is right: with the angle alone nothing seems to happen while there is
+    almost no signal, where networks with a linear schedule of betas are most sensitive.
     """
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
@@ -142,7 +143,8 @@ def _density(run: RunInfo, prior: Prior) -> Array:
     if sizes is None:
         return density
     by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
-    return np.asarray(density / density.mean() + by_angle / by_angle.mean())
+    share = prior.by_index
+    return np.asarray(share * density / density.mean() + (1 - share) * by_angle / by_angle.mean())
 
 
 def _angles(run: RunInfo) -> Array | None:

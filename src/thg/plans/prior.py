@@ -15,6 +15,7 @@ class Prior:
         guidance: above guidance scale 5 the number grows with this power of w - 1.
         without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
     Where:
+        by_index: the share of the density of evaluations that lies over step indices; the rest lies over angles.
         start, end: additional density of evaluations at both ends of a run, and the share of the run that it covers.
         power: the weight of a leap is this power of the density that it covers.
         first: steps that are always evaluated at the start.
@@ -33,11 +34,12 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
-    start: tuple[float, float] = (1.0, 0.2)
-    end: tuple[float, float] = (2.0, 0.12)
+    by_index: float = 0.75
+    start: tuple[float, float] = (0.8, 0.2)
+    end: tuple[float, float] = (2.5, 0.12)
     power: float = 4.0
     first: int = 2
-    slope: float = 0.9
+    slope: float = 0.95
     corrector: float = 0.85
     remaining: float = 0.12
     remaining_of_term: float = 0.34
