@@ -32,7 +32,7 @@ from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
 from thg.plans.planners import Fixed, Planned
-from thg.plots.frontier import Point, draw_frontier
+from thg.plots.charts import Point, draw_frontier
 
 SHARES = (0.57, 0.60, 0.65, 0.70)
 """Budgets, as shares of plain CFG's evaluations."""

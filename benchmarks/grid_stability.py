@@ -22,7 +22,6 @@ import numpy as np
 import thg
 from thg.bench.config import Model
 from thg.bench.samples import load_pipeline
-from thg.calibration.rows import Rows, stored_rows
 from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.plans.planners import look_before_you_leap, m_max
@@ -30,6 +29,7 @@ from thg.plans.run import RunInfo
 from thg.processes import find_shard
 from thg.profiles.profile import Profile
 from thg.prompts import read_prompts
+from thg.rows import RowFiles, Rows
 
 Grid = tuple[int, ...]
 
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     print("\n".join(by_guidance_scale(profiles, options.rho, w0, options.steps)), "\n")
-    rows = stored_rows(folders[w0], "algorithm3")
+    rows = RowFiles(folders[w0], "algorithm3-").read()
     subset = min(options.subset, options.samples)
     print("\n".join(by_trajectories(rows, w0, options.rho, options.steps, subset, options.trials)))
 

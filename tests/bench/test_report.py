@@ -17,8 +17,8 @@ from thg.bench.report import Measured, Row, rebuild_report, table
 from thg.bench.samples import open_picture
 from thg.bench.store import RunFolderError
 from thg.cli import main
-from thg.plots.frontier import Point, draw_frontier, family
-from thg.plots.sheet import Column, most_different, sheet
+from thg.plots.charts import Point, draw_frontier, family
+from thg.plots.pictures import Column, most_different, sheet
 
 STATISTICS = Path(metrics.__file__).parent / "judge_reference.safetensors"
 PUBLISHED = {"nfe": 70, "psnr": 24.16}

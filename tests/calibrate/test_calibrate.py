@@ -26,7 +26,7 @@ from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
 from thg.processes import Process
-from thg.profiles.noise import output_weight
+from thg.profiles.planner import output_weight
 from thg.seeds import generators, sample_seed
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}

@@ -10,7 +10,7 @@ import thg
 from tests.core.own_network import NONE, denoised, labels, noise, psnr
 from tests.core.test_conventions import ALPHAS, BETAS, FLOW, flow_network, outputs
 from thg.ode import ddim, dpm_multistep, error_constants_first_order
-from thg.plots.profile import plot_profile
+from thg.plots.charts import plot_profile
 
 STEPS = 16
 SCALE = 4.0

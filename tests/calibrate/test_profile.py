@@ -12,9 +12,8 @@ from thg.plans.fidelity import PRIOR
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
-from thg.profiles.noise import noise_share
 from thg.profiles.optimal import optimal_grids
-from thg.profiles.planner import WORST, Regridded
+from thg.profiles.planner import WORST, Regridded, noise_share
 from thg.profiles.profile import About, Constants, Moments
 
 RUN = RunInfo.of(STEPS, SCALE)

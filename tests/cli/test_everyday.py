@@ -387,7 +387,7 @@ def test_sounds_and_videos_are_compared(here, capsys, kind, suffix):
 
 
 def test_labels_have_their_letters():
-    from thg.plots.fonts import font_for
+    from thg.plots.pictures import font_for
 
     for text in ("a bag", "Füße für Ærø", "Ωμέγα", "Привет, мир"):
         font = font_for(text, 13)
@@ -401,7 +401,7 @@ def test_labels_stay_within_their_column():
     """Long words are broken, and a prompt that is too long ends with dots."""
     from PIL import ImageFont
 
-    from thg.plots.sheet import _wrapped
+    from thg.plots.pictures import _wrapped
 
     font = ImageFont.load_default(13)
     lines = _wrapped("w" * 100, font, 100, most=20)

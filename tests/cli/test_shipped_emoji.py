@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from thg.cli import demo, main
-from thg.plots import sheet
+from thg.plots import pictures as sheet
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from PIL import Image
 
 from tests.tiny_hub import save_audioldm2
 from thg.cli import main
-from thg.plots.spectrogram import LOWEST, SIDE, spectrogram
+from thg.plots.pictures import CELL as SIDE
+from thg.plots.pictures import LOWEST, spectrogram
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
 

@@ -10,7 +10,6 @@ from tests.studio.browsing import PHONE, choose, expect, finish, link, text
 from tests.studio.conftest import serve
 from tests.studio.wishes import plan_wish
 from thg.errors import ProfileError
-from thg.plots.profile import _error_factors
 from thg.studio.engine import Engine
 from thg.studio.model import Model
 
@@ -32,7 +31,7 @@ def in_the_package(profile, tmp_path, monkeypatch):
 def test_the_charts_are_the_papers_figures(profiled, profile):
     with profiled.client() as client:
         answer = client.get("/api/profile").json()
-    factors = _error_factors(profile)
+    factors = profile.error_factors()
     for branch in ("tortoise", "hare"):
         measured = getattr(profile.constants, branch)
         np.testing.assert_allclose(answer["bounds"][branch]["mean"], factors * measured.mean)

@@ -14,8 +14,7 @@ from thg.media import wav_bytes
 from thg.models import load_folder
 from thg.models.sound_judge import SoundJudge, SoundVerdict
 from thg.models.sounds import SAMPLING_RATE, Sound, log_mel, sound_prompts
-from thg.plots.sheet import Column, sheet
-from thg.plots.spectrogram import spectrogram
+from thg.plots.pictures import Column, sheet, spectrogram
 from training.audio.shipped import SHIPPED
 from training.audio.sounds import WORK, held_out, load_sounds, sound_of
 

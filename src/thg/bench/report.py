@@ -23,8 +23,8 @@ from thg.bench.store import Series
 from thg.environment import environment
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
-from thg.plots.frontier import Point, draw_frontier
-from thg.plots.sheet import Column, most_different, sheet
+from thg.plots.charts import Point, draw_frontier
+from thg.plots.pictures import Column, most_different, sheet
 from thg.processes import Shard
 
 MOST_COLUMNS = 7

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thg.calibration.rows import Rows
 from thg.calibration.subjects import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.ode.outputs import content, express
 from thg.plans.guide import Evaluate
 from thg.plans.run import RunInfo, Term
-from thg.profiles.noise import state_at
+from thg.profiles.planner import state_at
+from thg.rows import Rows
 
 
 class Recorder:

@@ -8,8 +8,7 @@ its output at one step. Up to that step the outputs of the plain run are used ag
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,14 +19,13 @@ import torch
 from torch import Tensor
 
 from thg.calibration.algorithm3 import Recorder, finite
-from thg.calibration.rows import Rows, Shards
-from thg.calibration.subjects import OwnDenoiser, Pipeline, Subject, checked_scale
+from thg.calibration.subjects import Subject, progress_bar, subject_of
 from thg.distribution import versions
 from thg.errors import ProfileError, UnsupportedPipelineError
 from thg.ode.guidance import Interval
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
-from thg.ode.solvers import Solver, ddim
+from thg.ode.solvers import Solver
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
@@ -35,8 +33,9 @@ from thg.plans.plan import Plan
 from thg.plans.planners import Planned, tapered
 from thg.plans.run import RunInfo, Term
 from thg.processes import Process, batches
-from thg.profiles.noise import output_weight
+from thg.profiles.planner import output_weight
 from thg.profiles.profile import About, Constants, Moments, Profile, exact_sum
+from thg.rows import RowFolder, Rows
 
 ANCHORS = 8  # steps at which it is measured how much of an error survives, at most
 
@@ -89,67 +88,29 @@ def calibrate(
     """
     if batch_size < 1 or sensitivity < 0:
         raise ProfileError(f"batch_size must be at least 1 and sensitivity at least 0, not {batch_size}, {sensitivity}")
-    subject = subject_of(
-        pipe,
-        prompts,
-        steps,
-        guidance_scale,
-        seed,
-        call,
-        layout,
-        schedule,
-        x,
-        solver,
-        guidance_interval,
-        unconditional,
-        batched,
-    )
+    own = (schedule, x, solver, guidance_interval, unconditional, batched)
+    subject = subject_of(pipe, prompts, steps, guidance_scale, seed, call, layout, *own)
     if algorithm3 and (subject.guidance_scale <= 1 or guidance_interval is not None):
         raise ProfileError(
             f"guidance_scale must be above 1, not {subject.guidance_scale:g}, and guidance_interval be left out: "
             "Algorithm 3 measures the guidance at all steps"
         )
-    work = _Work(subject, batch_size, sensitivity if subject.steps >= 4 else 0, algorithm3)
     process = Process.current()
     if process.count > 1 and folder is None:
         raise ProfileError("several processes need a folder to share: calibrate(..., folder='calibration')")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    shards = Shards(Path(folder) if folder is not None else None, work.settings(), today)
-    with _progress(work, shards, process, progress) as advance, subject.quiet():
-        for kind, samples in work.units(shards, process):
-            if shards.has(kind, samples):  # done by another process in the meantime
-                continue
-            shards.add(kind, samples, work.measure[kind](samples))
-            advance(work.cost(kind, samples))
-    return work.profile(shards, seed)
-
-
-def subject_of(
-    pipe: Any,
-    prompts: Any,
-    steps: int | None,
-    guidance_scale: float | None,
-    seed: int,
-    call: Mapping[str, Any] | None,
-    layout: Batched | Sequential | None,
-    schedule: Schedule | None,
-    x: Tensor | None,
-    solver: Solver | None,
-    interval: Interval | None,
-    unconditional: Any,
-    batched: bool,
-) -> Subject:
-    """What `calibrate` and `tune` measure."""
-    if schedule is None and x is None:
-        return Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
-    if schedule is None:
-        raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
-    if steps not in (None, schedule.steps) or call or layout:
-        raise ProfileError("steps=, call= and layout= are for pipelines; a denoiser's steps are those of its schedule")
-    checked_scale(guidance_scale)
-    return OwnDenoiser.of(
-        pipe, prompts, x, schedule, solver or ddim(), guidance_scale, interval, unconditional, batched
-    )
+    sensitivity = sensitivity if subject.steps >= 4 else 0
+    settings = {**subject.settings(), "sensitivity": sensitivity, "measured": "outputs"}
+    rows = RowFolder(None if folder is None else Path(folder), settings, today)
+    work = _Work(subject, batch_size, sensitivity, algorithm3, rows)
+    ahead = sum(work.cost(kind, samples) for kind, samples in work.units(process)) // process.count
+    shown = progress and process.rank == 0
+    with progress_bar(ahead, "eval", "calibrating", shown) as advance, subject.quiet():
+        for kind, samples in work.units(process):
+            if not rows[kind].has(samples):  # done by another process in the meantime
+                rows[kind].add(samples, work.measure[kind](samples))
+                advance(work.cost(kind, samples))
+    return work.profile(seed)
 
 
 # -- runs that measure
@@ -223,14 +184,10 @@ def _disturbed(before: Tensor, now: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Follows(Planned):
-    """Makes the runs of a pipeline: one of each scheduler that it steps."""
+    """Makes the runs of a pipeline, one of each scheduler that it steps, and keeps them."""
 
     make: Callable[[int, RunInfo], PlainRun]
     made: list[PlainRun]
-
-    @classmethod
-    def of(cls, make: Callable[[int, RunInfo], PlainRun]) -> _Follows:
-        return cls(tapered(1.0), make, [])
 
     def leaps(self, run: RunInfo) -> Leaps:
         self.made.append(self.make(len(self.made), run))
@@ -260,17 +217,14 @@ class _Work:
     batch_size: int
     sensitivity: int
     algorithm3: bool
-
-    def settings(self) -> dict[str, Any]:
-        """Everything that the measured rows depend on."""
-        return {**self.subject.settings(), "sensitivity": self.sensitivity, "measured": "outputs"}
+    rows: RowFolder
 
     @property
     def measure(self) -> dict[str, Callable[[Sequence[int]], Rows]]:
         paper = {"algorithm3": self._constants} if self.algorithm3 else {}
         return {"samples": self._outputs, **paper}
 
-    def units(self, shards: Shards, process: Process) -> list[tuple[str, list[int]]]:
+    def units(self, process: Process) -> list[tuple[str, list[int]]]:
         """The batches that are not measured yet: the share of this process, then those of the others.
 
         Batches are assigned by their index, whether done or not, so that processes that start at different times agree.
@@ -278,7 +232,7 @@ class _Work:
         process ends with the whole profile, also if another one was killed.
         """
         every = [(kind, batch) for kind in self.measure for batch in batches(self.subject.samples, self.batch_size)]
-        done = {kind: shards.done(kind) for kind in self.measure}
+        done = {kind: self.rows[kind].done() for kind in self.measure}
         shares = [every[rank :: process.count] for rank in range(process.count)]
         others = [share for rank, share in enumerate(shares) if rank != process.rank]
         ordered = [*shares[process.rank], *(unit for share in others for unit in reversed(share))]
@@ -326,34 +280,32 @@ class _Work:
         """Algorithm 3."""
         maker = _Guides(lambda run: Recorder(run, self.subject.grid(run), len(samples)))
         self.subject.run(samples, maker)
-        recorder: Recorder = self._made(maker.made)[-1]
-        return recorder.measured()
+        self._require(maker.made)
+        return maker.made[-1].measured()
 
     def _runs(self, samples: Sequence[int], make: Callable[[int, RunInfo], PlainRun]) -> list[PlainRun]:
         """One run of the subject, for each of its schedulers."""
-        follows = _Follows.of(make)
+        follows = _Follows(tapered(1.0), make, [])
         _, report = self.subject.run(samples, follows)
         if report.caches:
             raise ProfileError(
                 f"{report.caches[0]} is inside the network, so its outputs are not the network's own; disable it, "
                 "calibrate, and enable it again"
             )
-        made: list[PlainRun] = self._made(follows.made)
-        if any(run.run.steps != made[0].run.steps or run.state is None for run in made):
+        self._require(follows.made)
+        if any(run.run.steps != follows.made[0].run.steps or run.state is None for run in follows.made):
             raise ProfileError("calibration measures a single loop over the time steps, which runs to its end")
-        return made
+        return follows.made
 
-    def _made(self, runs: list[Any]) -> list[Any]:
+    def _require(self, runs: Sequence[object]) -> None:
         if not runs:
             name = self.subject.about()["pipeline"]
             raise ProfileError(f"{name} ran without calling its network; nothing was measured")
-        return runs
 
-    def profile(self, shards: Shards, seed: int) -> Profile:
-        rows, constants = shards.rows("samples"), None
-        count = self.subject.samples
+    def profile(self, seed: int) -> Profile:
+        rows, constants, count = self.rows["samples"].read(), None, self.subject.samples
         if self.algorithm3:
-            paper = shards.rows("algorithm3")
+            paper = self.rows["algorithm3"].read()
             parts = {name: Moments.of(paper[name]) for name in ("tortoise", "hare", "tortoise_rate", "hare_rate")}
             constants = Constants(paper["times"][0], paper["middle"][0], **parts)
             count = min(count, len(paper["times"]))
@@ -367,7 +319,7 @@ class _Work:
             steps=self.subject.steps,
             guidance_scale=self.subject.guidance_scale,
             seed=seed,
-            date=shards.date,
+            date=self.rows.date,
             versions=versions(),
         )
         measured = np.count_nonzero(rows["survival"], axis=0)
@@ -406,15 +358,3 @@ def _rows(value: Tensor, samples: Sequence[int]) -> Tensor:
 
 def _states(runs: Sequence[PlainRun], samples: Sequence[int]) -> Tensor:
     return torch.cat([_rows(run.state, samples) for run in runs], dim=1)
-
-
-@contextmanager
-def _progress(work: _Work, shards: Shards, process: Process, shown: bool) -> Iterator[Callable[[int], object]]:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:  # it comes with diffusers
-        yield lambda done: None
-        return
-    ahead = sum(work.cost(kind, samples) for kind, samples in work.units(shards, process)) // process.count
-    with tqdm(total=ahead, unit="eval", desc="calibrating", disable=not (shown and process.rank == 0)) as bar:
-        yield bar.update

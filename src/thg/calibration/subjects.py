@@ -1,4 +1,7 @@
-"""What is measured: a diffusers pipeline with prompts, or a user's denoiser with conditions and start states."""
+"""What is measured: a diffusers pipeline with prompts, or a user's denoiser with conditions and start states.
+
+Both kinds have the same methods: `run` some samples, the `grid` of noise levels, `settings` that results depend on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +28,49 @@ from thg.ode.network import Denoiser
 from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.scheduler_table import adds_noise, order_of
-from thg.ode.solvers import Solver
+from thg.ode.solvers import Solver, ddim
 from thg.pipelines import enabled, summary
 from thg.pipelines.identity import fingerprint
+from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
 from thg.plans.run import RunInfo
-from thg.profiles.noise import noise_share
+from thg.profiles.planner import noise_share
 from thg.seeds import generators
 
 Array = NDArray[np.float64]
 
 
-def checked_scale(scale: Any, least: float = 1.0) -> float:
+def subject_of(
+    pipe: Any,
+    prompts: Any,
+    steps: int | None,
+    guidance_scale: float | None,
+    seed: int,
+    call: Mapping[str, Any] | None,
+    layout: Batched | Sequential | None,
+    schedule: Schedule | None,
+    x: Tensor | None,
+    solver: Solver | None,
+    interval: Interval | None,
+    unconditional: Any,
+    batched: bool,
+) -> Subject:
+    """From the arguments of `calibrate` and `tune`."""
+    if schedule is None and x is None:
+        return Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
+    if schedule is None:
+        raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
+    if steps not in (None, schedule.steps) or call or layout:
+        raise ProfileError("steps=, call= and layout= are for pipelines; a denoiser's steps are those of its schedule")
+    scale = _checked_scale(guidance_scale)
+    return OwnDenoiser(pipe, prompts, x, schedule, solver or ddim(), scale, interval, unconditional, batched)
+
+
+def _checked_scale(scale: Any, least: float = 1.0) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale < least:
         raise ProfileError(f"guidance_scale must be a number of at least {least:g}, not {scale!r}; 1 is no guidance")
     return float(scale)
-
-
-# -- pipelines: both kinds have the same methods
 
 
 @dataclass
@@ -85,7 +112,7 @@ class Pipeline:
         scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
         steps = accepted["num_inference_steps"].default if steps is None else steps
         default = accepted[scale_name].default if scale_name in accepted else 1.0
-        scale = max(1.0, checked_scale(default if guidance_scale is None else guidance_scale, 0.0))
+        scale = max(1.0, _checked_scale(default if guidance_scale is None else guidance_scale, 0.0))
         if not isinstance(steps, int) or steps < 2:
             raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
         arguments = {**call, "num_inference_steps": steps}
@@ -157,6 +184,18 @@ class Pipeline:
             self.pipe.set_progress_bar_config(**before)
 
 
+@contextmanager
+def progress_bar(total: int, unit: str, label: str, shown: bool) -> Iterator[Callable[[int], object]]:
+    """A progress bar with the time that remains, if tqdm is installed (it comes with diffusers)."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        yield lambda done: None
+        return
+    with tqdm(total=total, unit=unit, desc=label, disable=not shown) as bar:
+        yield bar.update
+
+
 # -- denoisers
 
 
@@ -166,7 +205,7 @@ class OwnDenoiser:
 
     denoiser: Denoiser
     conditions: Any
-    x: Tensor
+    x: Any
     schedule: Schedule
     solver: Solver
     guidance_scale: float
@@ -174,35 +213,23 @@ class OwnDenoiser:
     unconditional: Any
     batched: bool
 
-    @classmethod
-    def of(
-        cls,
-        denoiser: Any,
-        conditions: Any,
-        x: Tensor | None,
-        schedule: Schedule,
-        solver: Solver,
-        guidance_scale: float | None,
-        interval: Interval | None,
-        unconditional: Any,
-        batched: bool,
-    ) -> OwnDenoiser:
-        if not callable(denoiser):
+    def __post_init__(self) -> None:
+        if not callable(self.denoiser):
             raise ProfileError(
-                f"a denoiser is a function, denoiser(x, t, condition), not {type(denoiser).__name__}; a pipeline is "
-                "calibrated without schedule="
+                f"a denoiser is a function, denoiser(x, t, condition), not {type(self.denoiser).__name__}; a pipeline "
+                "is calibrated without schedule="
             )
-        if not isinstance(x, Tensor) or not len(x):
+        if not isinstance(self.x, Tensor) or not len(self.x):
             raise ProfileError(
                 "a denoiser needs start states, one row per sample: thg.calibrate(denoiser, conditions, "
                 "x=torch.randn(...), schedule=...)"
             )
-        if conditions is not None and (count := _count(conditions)) != len(x):
-            raise ProfileError(f"there are {count} conditions and {len(x)} start states; each sample needs one of both")
-        if schedule.steps < 2:
-            raise ProfileError(f"steps must be a whole number of at least 2, not {schedule.steps}")
-        scale = checked_scale(guidance_scale)
-        return cls(denoiser, conditions, x, schedule, solver, scale, interval, unconditional, batched)
+        if self.conditions is not None and (count := _count(self.conditions)) != len(self.x):
+            raise ProfileError(
+                f"there are {count} conditions and {len(self.x)} start states; each sample needs one of both"
+            )
+        if self.steps < 2:
+            raise ProfileError(f"steps must be a whole number of at least 2, not {self.steps}")
 
     @property
     def steps(self) -> int:

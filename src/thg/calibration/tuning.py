@@ -9,8 +9,7 @@ error of the compared samples, if that is more), because true errors have heavie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.calibration.measure import subject_of
-from thg.calibration.rows import Rows, Shards
-from thg.calibration.subjects import Pipeline, Subject
+from thg.calibration.subjects import Pipeline, Subject, progress_bar, subject_of
 from thg.errors import ProfileError
 from thg.ode.guidance import Interval
 from thg.ode.schedule import Schedule
@@ -35,6 +32,7 @@ from thg.plans.prior import PRIOR
 from thg.plans.report import Summary
 from thg.plans.tuned import Tuned
 from thg.processes import batches
+from thg.rows import RowFolder, Rows
 
 MARGIN = 2.0  # on the bound
 ROUNDS = 5  # accelerated runs per sample, at most
@@ -90,27 +88,15 @@ def tune(
     within(error)  # validates the tolerance
     if batch_size < 1:
         raise ProfileError(f"batch_size must be at least 1, not {batch_size}")
-    subject = subject_of(
-        pipe,
-        prompts,
-        steps,
-        guidance_scale,
-        seed,
-        call,
-        layout,
-        schedule,
-        x,
-        solver,
-        guidance_interval,
-        unconditional,
-        batched,
-    )
-    shards = Shards(None if folder is None else Path(folder), subject.settings() | {"measured": "final states"})
+    own = (schedule, x, solver, guidance_interval, unconditional, batched)
+    subject = subject_of(pipe, prompts, steps, guidance_scale, seed, call, layout, *own)
+    rows = RowFolder(None if folder is None else Path(folder), subject.settings() | {"measured": "final states"})
     start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale)
     if isinstance(subject, Pipeline):
         start = replace(start, **identity(pipe))  # type: ignore[arg-type]  # names and strings of three fields
-    with subject.quiet(), _progress(-(-subject.samples // batch_size) * (1 + ROUNDS), progress) as advance:
-        tuned = _search(_Compared(subject, batch_size, shards, advance), start)
+    most = len(batches(subject.samples, batch_size)) * (1 + ROUNDS)
+    with subject.quiet(), progress_bar(most, "run", "tuning, at most", progress) as advance:
+        tuned = _search(_Compared(subject, batch_size, rows, advance), start)
     if remember and isinstance(subject, Pipeline):
         tuned.save(place_of(pipe))
     return tuned
@@ -171,7 +157,7 @@ class _Compared:
 
     subject: Subject
     batch_size: int
-    shards: Shards
+    rows: RowFolder
     advance: Callable[[int], object]
 
     def measured(self, tuned: Tuned) -> Tuned:
@@ -187,12 +173,12 @@ class _Compared:
 
     def _rows(self, kind: str, planner: Planner) -> Rows:
         """The final states of all samples, their estimated errors, and their evaluations."""
-        done = self.shards.done(kind)
+        done = self.rows[kind].done()
         for batch in batches(self.subject.samples, self.batch_size):
             if left := [i for i in batch if i not in done]:
-                self.shards.add(kind, left, _run(self.subject, left, planner))
+                self.rows[kind].add(left, _run(self.subject, left, planner))
                 self.advance(1)
-        return self.shards.rows(kind)
+        return self.rows[kind].read()
 
 
 def _run(subject: Subject, samples: list[int], planner: Planner) -> Rows:
@@ -216,15 +202,3 @@ def _states(output: Any, count: int, report: Summary) -> Array:
             "call={'output_type': 'np'}"
         ) from None
     return np.asarray(x.reshape(count, -1).numpy())
-
-
-@contextmanager
-def _progress(most: int, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A progress bar with the time that remains at most, if tqdm is installed."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        yield lambda done: None
-        return
-    with tqdm(total=most, unit="run", desc="tuning, at most", disable=not shown) as bar:
-        yield bar.update

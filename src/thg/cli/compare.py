@@ -22,7 +22,7 @@ from thg.media import mean_psnr, psnr, snr
 from thg.models.pretrained import sampling_rate
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
-from thg.plots.sheet import GAIN, Column, difference, sheet
+from thg.plots.pictures import GAIN, Column, difference, sheet
 
 PLAIN, OURS = "plain CFG", "thg"
 

@@ -14,7 +14,7 @@ from thg.plans.planners import Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.response import Response
 from thg.plans.run import RunInfo
-from thg.plots.profile import plot_profile
+from thg.plots.charts import plot_profile
 from thg.profiles.profile import SHIPPED as SHIPPED_PROFILES
 from thg.profiles.profile import Profile
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from thg.models.pretrained import sampling_rate
-from thg.plots.spectrogram import spectrogram
+from thg.plots.pictures import spectrogram
 
 
 def spectrograms(items: list[Any], references: list[Any], pipe: Any) -> list[Image.Image]:

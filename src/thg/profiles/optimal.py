@@ -11,7 +11,6 @@ evaluations. Pure numpy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -90,91 +89,51 @@ def leap_costs(
     """
     steps = len(gain)
     at = np.arange(steps, dtype=np.float64) if positions is None else np.asarray(positions, dtype=np.float64)
+    values, vectors = np.linalg.eigh(gram)
+    # rows with these inner products, and at the end the one of an evaluation that is not there
+    d = np.vstack([vectors * np.sqrt(np.maximum(values, 0.0)), np.zeros(steps)])
+    running_p = _running(gain[:, None] * d[:-1])
+    running = _running(np.stack([gain, gain * at, gain * at**2], axis=1))
     cost = np.full((steps + 1, steps, steps + 1), np.inf)
-    j, end = np.triu_indices(steps, 1, steps + 1)
-    leaps = _Leaps.of(gram, gain, at, j, end)
-    for i in range(-1, steps):
-        after = leaps.where(j == 0 if i < 0 else j > i)
-        if len(after.j):
-            cost[i + 1, after.j, after.end] = after.errors(None if i < 0 else i, hare_order, corrector, slope)
+    for i in range(-1, steps - 1):
+        first, last = (0, 1) if i < 0 else (i + 1, steps)
+        j, end = np.triu_indices(last - first, 1, steps + 1 - first)
+        j, end = j + first, end + first
+        used = _weights(at, i, j, end, (running[end] - running[j + 1]).T, hare_order, corrector, slope)
+        error = running_p[j + 1] - running_p[end]
+        for weights, nodes in zip(used, (np.full_like(j, i), j, end), strict=True):
+            error += weights[:, None] * d[nodes]
+        cost[i + 1, j, end] = np.square(error).sum(axis=1)
     return cost
 
 
-@dataclass(frozen=True, eq=False)
-class _Leaps:
-    """Leaps from j to end (one entry each), and sums over the steps inside them.
+def _weights(
+    at: Array, i: int, j: Indices, end: Indices, sums: Array, hare_order: int, corrector: float, slope: float
+) -> Array:
+    """What leaps from j to `end` use of d_i, d_j and d_end, after the correction.
 
-    sums: of gain, gain x and gain x^2. square: <P, P>. products: running sums of <d_m, gain d_k>.
+    sums: of gain, gain x and gain x^2 over the inside of each leap.
     """
+    s0, s1, s2 = sums
+    zero, x_j = np.zeros_like(s0), at[j]
+    line = (x_j != at[i]) & (i >= 0 and hare_order == 2)  # two calls at one time have no slope
+    x_i = np.where(line, at[i], x_j - 1)
+    share = np.where(line, slope * (s1 - x_j * s0) / (x_j - x_i), 0.0)
+    predicted = np.stack([-share, s0 + share, zero])
+    x_l = np.append(at, np.nan)[end]  # nothing corrects the last leap
+    apart = (end < len(at)) & (x_l != x_j)
+    x_l = np.where(apart, x_l, x_j + 1)
 
-    gram: Array
-    at: Array
-    products: Array
-    j: Indices
-    end: Indices
-    sums: Array
-    square: Array
+    def weight(own: Array, p: Array, q: Array) -> Array:
+        """Of one node in the parabola through three."""
+        return np.asarray((s2 - (p + q) * s1 + p * q * s0) / ((own - p) * (own - q)))
 
-    @classmethod
-    def of(cls, gram: Array, gain: Array, at: Array, j: Indices, end: Indices) -> _Leaps:
-        powers = np.stack([gain, gain * at, gain * at**2])
-        double = _running(_running(gain[:, None] * gram * gain).T)
-        square = double[end, end] - double[j + 1, end] - double[end, j + 1] + double[j + 1, j + 1]
-        return cls(gram, at, _running(gram * gain), j, end, _between(_running(powers), j + 1, end), square)
-
-    def where(self, chosen: NDArray[np.bool_]) -> _Leaps:
-        """Some of the leaps."""
-        return replace(
-            self, j=self.j[chosen], end=self.end[chosen], sums=self.sums[:, chosen], square=self.square[chosen]
-        )
-
-    def errors(self, i: int | None, hare_order: int, corrector: float, slope: float) -> Array:
-        """The mean square of a d_i + b d_j + c d_l - P."""
-        steps = len(self.at)
-        ends = self.end < steps  # the last leap has no end to be corrected from
-        end = np.where(ends, self.end, self.j)
-        used = self._predicted(i, hare_order, slope)
-        if corrector:
-            apart = ends & (self.at[end] != self.at[self.j])
-            interpolated = self._interpolated(
-                None if hare_order == 1 else i, np.where(apart, self.at[end], self.at[self.j] + 1)
-            )
-            used = np.where(apart, (1 - corrector) * used + corrector * interpolated, used)
-        nodes = np.stack([np.full_like(self.j, i or 0), self.j, end])
-        within = np.einsum("an,bn,abn->n", used, used, self.gram[nodes[:, None], nodes[None, :]])
-        across = np.einsum("an,an->n", used, self.products[nodes, self.end] - self.products[nodes, self.j + 1])
-        return np.asarray(np.maximum(within - 2 * across + self.square, 0.0))
-
-    def _predicted(self, i: int | None, hare_order: int, damping: float) -> Array:
-        """Sums over the leap of the weights with which d_i, d_j and d_l are used as predictions."""
-        s0, s1, _ = self.sums
-        zero = np.zeros_like(s0)
-        if i is None or hare_order == 1:
-            return np.stack([zero, s0, zero])
-        x_i, x_j = self.at[i], self.at[self.j]
-        apart = x_j != x_i
-        slope = damping * np.where(apart, (s1 - x_j * s0) / np.where(apart, x_j - x_i, 1.0), 0.0)
-        return np.stack([-slope, s0 + slope, zero])
-
-    def _interpolated(self, i: int | None, x_l: Array) -> Array:
-        """The same for the polynomial through them: a line where there is no i, a parabola where there is."""
-        s0, s1, s2 = self.sums
-        x_j = self.at[self.j]
-        if i is None or np.any(x_j == self.at[i]):
-            share = (s1 - x_j * s0) / (x_l - x_j)
-            return np.stack([np.zeros_like(s0), s0 - share, share])
-        x_i = np.full_like(x_j, self.at[i])
-
-        def weight(own: Array, p: Array, q: Array) -> Array:
-            return np.asarray((s2 - (p + q) * s1 + p * q * s0) / ((own - p) * (own - q)))
-
-        return np.stack([weight(x_i, x_j, x_l), weight(x_j, x_i, x_l), weight(x_l, x_i, x_j)])
+    share = (s1 - x_j * s0) / (x_l - x_j)
+    parabola = np.stack([weight(x_i, x_j, x_l), weight(x_j, x_i, x_l), weight(x_l, x_i, x_j)])
+    interpolated = np.where(line, parabola, np.stack([zero, s0 - share, share]))
+    return np.where(apart, (1 - corrector) * predicted + corrector * interpolated, predicted)
 
 
 def _running(values: Array) -> Array:
-    """Sums over the last axis up to, but without, each index: 0 .. N."""
-    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-
-
-def _between(running: Array, start: Indices, end: Indices) -> Array:
-    return np.asarray(running[..., end] - running[..., start])
+    """Sums over the first axis up to, but without, each index: 0 .. N."""
+    return np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, axis=0)])

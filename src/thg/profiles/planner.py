@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
+from thg.ode.outputs import Node, Prediction, express
 from thg.ode.solvers import lagrange_weights
 from thg.plans.fidelity import DEFAULT_ERROR, check_error, evaluations_within, leap_weights, predictable
 from thg.plans.fidelity import grid as default_grid
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
-    Planner,
     affordable,
     check_budget,
     evaluated_steps,
@@ -32,7 +32,6 @@ from thg.plans.planners import (
 )
 from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
-from thg.profiles.noise import noise_share, output_weight
 from thg.profiles.optimal import leap_costs, optimal_grids
 
 if TYPE_CHECKING:
@@ -65,43 +64,25 @@ class ProfilePlanner:
     cutoff: int | None
     boost: float
 
-    @classmethod
-    def checked(
-        cls,
-        profile: Profile,
-        error: float | None,
-        nfe: float | None,
-        rho: float | None,
-        method: Method | None,
-        hare_order: int | None,
-        corrector: float | None,
-        cutoff: int | None,
-        boost: float,
-    ) -> ProfilePlanner:
-        if sum(wish is not None for wish in (error, nfe, rho)) != 1:
+    def __post_init__(self) -> None:
+        optimal, paper = self.method == "optimal", self.rho is not None or self.cutoff is not None or self.boost != 1
+        if sum(wish is not None for wish in (self.error, self.nfe, self.rho)) != 1:
             raise PlanError("planner takes one of a tolerance, error=0.01, a budget, nfe=0.5, and rho=1.1")
-        if method is None:
-            method = "algorithm2" if rho is not None or cutoff is not None or boost != 1 else "optimal"
-        optimal = method == "optimal"
-        if not optimal and method != "algorithm2":
-            raise PlanError(f"method must be 'optimal' or 'algorithm2', not {method!r}")
-        if optimal and (rho is not None or cutoff is not None or boost != 1):
+        if not optimal and self.method != "algorithm2":
+            raise PlanError(f"method must be 'optimal' or 'algorithm2', not {self.method!r}")
+        if optimal and paper:
             raise PlanError("rho, cutoff and boost belong to method='algorithm2'; method='optimal' takes nfe or error")
-        if not optimal and error is not None:
+        if not optimal and self.error is not None:
             raise PlanError("a tolerance is kept by method='optimal', without cutoff and boost; 'algorithm2' takes nfe")
-        if hare_order is None:
-            hare_order = 2 if optimal else 1
-        if corrector is None:
-            corrector = PRIOR.corrector if optimal else 0.0
-        if error is not None:
-            check_error(error)
-        if nfe is not None:
-            check_budget(nfe, least=0.0 if optimal else 0.5)
-        if rho is not None and not (math.isfinite(rho) and rho > 0):
-            raise PlanError(f"rho must be above 0, not {rho}; the paper uses about 1")
-        Plan(profile.steps, (0,), cutoff, boost, hare_order, corrector)  # the same checks, now and not in the first run
-        _ = profile.outputs if optimal else profile.algorithm3  # an error if it was not measured
-        return cls(profile, error, nfe, rho, method, hare_order, corrector, cutoff, boost)
+        if self.error is not None:
+            check_error(self.error)
+        if self.nfe is not None:
+            check_budget(self.nfe, least=0.0 if optimal else 0.5)
+        if self.rho is not None and not (math.isfinite(self.rho) and self.rho > 0):
+            raise PlanError(f"rho must be above 0, not {self.rho}; the paper uses about 1")
+        # the checks of a plan, and whether all was measured: now, and not in the first run
+        Plan(self.profile.steps, (0,), self.cutoff, self.boost, self.hare_order, self.corrector)
+        _ = self.profile.outputs if optimal else self.profile.algorithm3
 
     @property
     def skips(self) -> Skips:
@@ -187,18 +168,6 @@ def _total(costs: Array, grid: tuple[int, ...]) -> float:
     return float(sum(costs[i + 1, j, end] for i, j, end in leaps))
 
 
-@dataclass(frozen=True, eq=False)
-class NearProfile:
-    """The profile's plan near what was measured, and elsewhere that of a planner for unmeasured models."""
-
-    near: ProfilePlanner
-    elsewhere: Planner
-
-    def plan(self, run: RunInfo) -> Plan:
-        planner = self.elsewhere if far_from(self.near.profile, run) else self.near
-        return planner.plan(run)
-
-
 def _stretched(grid: tuple[int, ...], count: int, steps: int) -> tuple[int, ...]:
     """`count` steps of a longer run, with the density of a grid over `LONGEST` steps."""
     ends = np.array([*grid, LONGEST]) * steps / LONGEST
@@ -221,6 +190,33 @@ def require_same_network(profile: Profile, run: RunInfo) -> None:
             f"this profile was measured on the network {fingerprint} of {profile.about.pipeline}, and this pipeline "
             f"has {run.network}; calibrate it: thg.calibrate(pipe, prompts)"
         )
+
+
+# -- noise levels: one bounded number for every kind of model
+
+
+def noise_share(log_snr: object) -> Array:
+    """sigma / (alpha + sigma): in [0, 1] for every model, and the time of a flow model."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(np.asarray(log_snr, dtype=np.float64) / 2)))
+
+
+def state_at(prediction: Prediction, share: float) -> Node:
+    """alpha and sigma of the state that the network sees: unit variance, or the straight path of a flow model."""
+    share = min(max(float(share), 1e-6), 1 - 1e-6)
+    size = 1.0 if prediction == "flow" else math.hypot(share, 1 - share)
+    return Node(0.0, share, (1 - share) / size, share / size)
+
+
+def output_weight(prediction: Prediction, start: float, end: float) -> float:
+    """b of the first-order step x_s = a x_t + b output, between two noise levels."""
+    target = state_at(prediction, end)
+    return express(state_at(prediction, start), prediction, (target.alpha, target.sigma))[1]
+
+
+def output_weights(prediction: Prediction, starts: Array, ends: Array) -> Array:
+    """|b| of several steps."""
+    return np.array([abs(output_weight(prediction, *pair)) for pair in zip(starts, ends, strict=True)])
 
 
 # -- a profile at the steps of a run
@@ -277,9 +273,8 @@ class Regridded:
         With stronger guidance than the measured one, outputs change more: by the factor on the guidance term.
         """
         kind, measured = self.profile.about.prediction, self.profile.about.guidance_scale - 1
-        response = [output_weight(kind, start, end) for start, end in zip(self.noise, self.noise[1:], strict=False)]
         stronger = max(1.0, self.hare_scale / measured) if measured > 0 else 1.0
-        return stronger * np.abs(response) * self.survival()
+        return stronger * output_weights(kind, self.noise[:-1], self.noise[1:]) * self.survival()
 
     def survival(self) -> Array:
         """The fraction of an error in the state after each step that remains at the end; 1 if it was not measured.

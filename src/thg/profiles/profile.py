@@ -20,8 +20,9 @@ from thg.files import write_atomically
 from thg.ode.outputs import Prediction
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.plan import Plan, Skips
+from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
-from thg.profiles.planner import Method, ProfilePlanner
+from thg.profiles.planner import Method, ProfilePlanner, output_weights
 
 FORMAT = "thg-profile-2"
 OLD = "thg-profile-1"  # it had the error constants, and the Gram matrix of the guidance terms
@@ -156,6 +157,11 @@ class Profile:
             )
         return self.constants
 
+    def error_factors(self) -> Array:
+        """|B2| / (1 - 2^-p) of each step but the last: from the norm at its midpoint to its local error."""
+        weights = output_weights(self.about.prediction, self.algorithm3.middle, self.noise[1:-1])
+        return weights / (1 - 2.0**-self.about.order)
+
     # -- plans
 
     def plan(self, run: RunInfo) -> Plan:
@@ -190,7 +196,12 @@ class Profile:
                 (order 1, no corrector), all else thg's (order 2, with the corrector). The cutoff is a step of the
                 profile's own run, and moves with the noise level in a run of other length.
         """
-        return ProfilePlanner.checked(self, error, nfe, rho, method, hare_order, corrector, cutoff, boost)
+        paper = rho is not None or cutoff is not None or boost != 1
+        method = method or ("algorithm2" if paper else "optimal")
+        usual_order, usual_corrector = (2, PRIOR.corrector) if method == "optimal" else (1, 0.0)
+        order = usual_order if hare_order is None else hare_order
+        corrector = usual_corrector if corrector is None else corrector
+        return ProfilePlanner(self, error, nfe, rho, method, order, corrector, cutoff, boost)
 
     # -- files
 

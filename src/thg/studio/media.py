@@ -15,7 +15,7 @@ from PIL import Image
 from thg import media
 from thg.errors import THGError
 from thg.models.pretrained import sampling_rate
-from thg.plots.spectrogram import spectrogram
+from thg.plots.pictures import spectrogram
 
 Kind = Literal["image", "audio", "video"]
 Array = NDArray[np.float64]

@@ -16,8 +16,7 @@ from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
-from thg.profiles.noise import output_weight
-from thg.profiles.planner import NearProfile, far_from
+from thg.profiles.planner import far_from
 from thg.profiles.profile import Moments, Profile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
 
@@ -46,7 +45,8 @@ def _profile_plan(spec: ProfileSpec, run: RunInfo, profile: Profile) -> Plan:
     if spec.rho is not None:
         return profile.planner(rho=spec.rho).plan(run)
     elsewhere: Planner = within(spec.error) if spec.error is not None else tapered(spec.nfe or DEFAULT_NFE)
-    return NearProfile(profile.planner(nfe=spec.nfe, error=spec.error), elsewhere).plan(run)
+    near = profile.planner(nfe=spec.nfe, error=spec.error)
+    return (elsewhere if far_from(profile, run) else near).plan(run)
 
 
 def _paper_plan(name: str, run: RunInfo) -> Plan:
@@ -142,9 +142,7 @@ def profile_for_page(profile: Profile) -> dict[str, Any]:
     over 1 - 2^-p. The hare's do not include the factor w-1 of the run.
     """
     about, constants = profile.about, profile.algorithm3
-    spans = zip(constants.middle, profile.noise[1:-1], strict=True)
-    solver = np.array([abs(output_weight(about.prediction, start, end)) for start, end in spans])
-    solver /= 1 - 2.0**-about.order
+    solver = profile.error_factors()
     return {
         "about": {
             "model": about.model or about.pipeline,

@@ -1,4 +1,4 @@
-"""A labelled sheet of pictures: a row for each prompt, a column for each method.
+"""Pictures by Pillow: a labelled sheet with a row for each prompt and a column for each method, and spectrograms.
 
 Where the pictures of a row hardly differ, a part of each can be shown enlarged below it; by default the part in which
 they differ most.
@@ -6,15 +6,16 @@ they differ most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
-from thg.plots.colours import HARE, TORTOISE
-from thg.plots.fonts import Font, font_for
+from thg.plots import HARE, TORTOISE
 
 CELL, GAP, MARGIN, LABEL, HEAD = 192, 12, 24, 190, 108
 TITLE, TEXT, LINE = 17, 13, 18  # sizes of the letters, height of a line
@@ -24,7 +25,15 @@ GAIN = 10
 DETAIL = 4
 """The enlarged part is a quarter of the picture's side."""
 
+FONTS = (  # which Pillow finds in the folders of the system
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc", "wqy-zenhei.ttc", "Arial Unicode.ttf"),
+    *("arial.ttf", "msgothic.ttc", "PingFang.ttc"),
+)
+UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing character
+WINDOW, LOWEST, RANGE = 0.064, 50.0, 70.0  # of a spectrogram: seconds, hertz, decibels from black to white (full scale)
+
 Box = tuple[int, int, int, int]
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 @dataclass(frozen=True)
@@ -130,3 +139,65 @@ def _wrapped(text: str, font: Font, width: int, most: int) -> list[str]:
                 lines.append("")
             lines[-1] += letter
     return lines if len(lines) <= most else [*lines[: most - 1], _shortened(" ".join(lines[most - 1 :]), font, width)]
+
+
+# -- letters: prompts may be in any language
+
+
+def font_for(text: str, size: int) -> Font:
+    """Pillow's own font; if it lacks letters of the text, the first of those that lack the fewest."""
+    best: Font = ImageFont.load_default(size)
+    fewest = _lacking(best, text)
+    for font in _other_fonts(size) if fewest else ():
+        if (lacking := _lacking(font, text)) < fewest:
+            best, fewest = font, lacking
+        if not fewest:
+            break
+    return best
+
+
+def _lacking(font: Font, text: str) -> int:
+    """How many different letters of the text the font does not have."""
+    missing = bytes(font.getmask(UNASSIGNED))
+    return sum(bytes(font.getmask(letter)) == missing for letter in set(text) if not letter.isspace())
+
+
+def _other_fonts(size: int) -> Iterator[Font]:
+    """matplotlib's, if it is installed, and those of the system."""
+    try:
+        import matplotlib
+
+        shipped = [str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")]
+    except ImportError:
+        shipped = []
+    for path in (*shipped, *FONTS):
+        try:
+            yield ImageFont.truetype(path, size)
+        except OSError:
+            continue
+
+
+# -- sounds
+
+
+def spectrogram(sound: NDArray[np.floating], rate: int) -> Image.Image:
+    """A sound as a picture: time to the right, pitch upwards on a logarithmic scale, loud is bright.
+
+    sound: samples in [-1, 1], or channels of them, of which the mean is taken.
+    """
+    samples = np.atleast_2d(np.asarray(sound, dtype=np.float64)).mean(0)
+    window = max(2, round(WINDOW * rate))
+    hann = np.hanning(window)
+    padded = np.pad(samples, window // 2)
+    starts = np.linspace(0, len(padded) - window, CELL).round().astype(int)
+    frames = np.stack([padded[start : start + window] * hann for start in starts])
+    amplitudes = np.abs(np.fft.rfft(frames, axis=1)) * (2 / hann.sum())
+    bins = np.geomspace(LOWEST, rate / 2, CELL) / rate * window
+    values = np.stack([np.interp(bins, np.arange(amplitudes.shape[1]), frame) for frame in amplitudes], axis=1)
+    decibels = 20 * np.log10(values.clip(10 ** (-RANGE / 20)))
+    bright = (1 + decibels / RANGE).clip(0, 1)[::-1]
+    # from black over blue, red and orange to white
+    colours = np.array([[8, 8, 24], [40, 30, 130], [190, 40, 90], [250, 160, 40], [255, 255, 240]])
+    places = np.linspace(0, 1, len(colours))
+    channels = [np.interp(bright, places, colours[:, channel]) for channel in range(3)]
+    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8))
