@@ -20,10 +20,8 @@ from pathlib import Path
 import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
-from thg.bench.inputs import load_prompts
-from thg.bench.runner import Runner
-from thg.bench.samples import load_pipeline, sample
-from thg.bench.store import Store
+from thg.bench.run import BenchmarkRun, Runner
+from thg.bench.samples import load_pipeline, load_prompts, sample
 from thg.environment import environment
 from thg.files import write_atomically
 from thg.processes import Shard
@@ -62,8 +60,8 @@ def overhead(steps: int, batches: int, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         plain.append(bare(alone, pipe, prompts.prompts))
         with tempfile.TemporaryDirectory() as folder:
-            runner = Runner(alone, Store(Path(folder)), prompts, Shard(), progress=lambda text: None)
-            runner.pipe = pipe
+            runner = Runner(BenchmarkRun.start(alone, Path(folder), Path(folder)), Shard(), progress=lambda text: None)
+            runner.load(pipe)
             started = time.perf_counter()
             runner.run()
             harness.append(time.perf_counter() - started)
@@ -75,8 +73,8 @@ def memory(count: int, steps: int) -> dict[str, float]:
     process, sizes = psutil.Process(), []
     with tempfile.TemporaryDirectory() as folder:
         config = configured(count, steps, 16)
-        store, prompts = Store(Path(folder)), load_prompts(config)
-        Runner(config, store, prompts, Shard(), lambda text: sizes.append(process.memory_info().rss)).run()
+        run = BenchmarkRun.start(config, Path(folder), Path(folder))
+        Runner(run, Shard(), lambda text: sizes.append(process.memory_info().rss)).run()
     early = max(sizes[: max(2, len(sizes) // 5)])
     return {"samples": count, "early_mb": early / 1e6, "end_mb": sizes[-1] / 1e6}
 

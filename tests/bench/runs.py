@@ -23,7 +23,7 @@ from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
 from thg.bench.config import BenchConfig, parse_config
 from thg.bench.report import Measured, reduce_rows, write_report
-from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import BenchmarkRun, make_samples, measure_samples
 from thg.processes import Shard
 
 STEPS = 6

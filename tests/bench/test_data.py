@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thg.bench.inputs import files_below
-from thg.bench.metrics.frechet import read_statistics
-from thg.bench.metrics.judge import JudgeFrechet
+from thg.bench.metrics.frechet import FrechetMetric, read_statistics
+from thg.bench.samples import files_below
 from thg.prompts import DataError
 
 
@@ -22,7 +21,7 @@ def test_files_below_a_folder_in_the_order_of_their_names(tmp_path):
 def test_statistics_there_and_back(tmp_path):
     rows = torch.randn(50, 3, dtype=torch.float64)
     save_file({"mu": rows.mean(0), "sigma": rows.T.cov(), "n": torch.tensor(50)}, tmp_path / "s.safetensors")
-    metric = JudgeFrechet(lambda batch: batch.samples)
+    metric = FrechetMetric(lambda batch: batch.samples)
     metric.use_statistics(read_statistics(tmp_path / "s.safetensors"))
     assert metric.reduce(rows) == pytest.approx(0.0, abs=1e-6)
 

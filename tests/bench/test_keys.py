@@ -11,9 +11,8 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 import thg
 from tests.bench.runs import METHODS, config_in, save_model, values
 from thg.bench.config import Model, parse_config
-from thg.bench.inputs import load_prompts, prompts_wanted
-from thg.bench.keys import StoredMethod, thg_code, weights
-from thg.bench.store import Store
+from thg.bench.samples import load_prompts, prompts_wanted
+from thg.bench.store import StoredMethod, thg_code, weights
 from thg.distribution import versions
 from thg.models import shipped_path
 
@@ -29,7 +28,7 @@ def home(tmp_path_factory):
 
 
 def addresses(config):
-    methods = [StoredMethod(Store(Path("store")), config, method, "prompts") for method in config.methods]
+    methods = [StoredMethod(Path("store"), config, method, "prompts") for method in config.methods]
     return {stored.method.name: stored.series.key for stored in methods}
 
 
@@ -39,29 +38,36 @@ def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
     for path in SOURCE.rglob("*.py"):
         (changed / path.relative_to(SOURCE)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, changed / path.relative_to(SOURCE))
-    assert thg_code(changed) == thg_code()
+    assert thg_code(package=changed) == thg_code()
     planner = changed / "plans" / "prior.py"
     planner.write_text(planner.read_text().replace("0.85", "0.86"))
     thg_code.cache_clear()
     before = addresses(config_in(home, methods=[*METHODS, WITHIN]))
-    monkeypatch.setattr("thg.bench.keys.thg_code", lambda: thg_code(changed))
+    monkeypatch.setattr("thg.bench.store.thg_code", lambda part="": thg_code(part, changed))
     after = addresses(config_in(home, methods=[*METHODS, WITHIN]))
     assert before["CFG"] == after["CFG"]  # thg does not run
     assert {name for name in before if before[name] != after[name]} == {"CFG-Cache", "thg uniform", "default"}
+
+
+def test_plain_cfg_of_a_shipped_model_depends_on_the_code_that_reads_its_prompts(monkeypatch):
+    given = values(model={"shipped": "eps"}, prompts={}, methods=METHODS[:1])
+    before = addresses(parse_config(given, Path()))
+    monkeypatch.setattr("thg.bench.store.thg_code", lambda part="": f"other {part}")
+    assert addresses(parse_config(given, Path())) != before
 
 
 def test_what_only_reports_is_not_part_of_the_address(tmp_path):
     for name in ("plans", "bench/methods", "cli"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "a.py").write_text("x = 1\n")
-    before = thg_code(tmp_path)
+    before = thg_code(package=tmp_path)
     (tmp_path / "cli" / "a.py").write_text("x = 2\n")
     (tmp_path / "bench" / "report.py").write_text("x = 2\n")
     thg_code.cache_clear()
-    assert thg_code(tmp_path) == before
+    assert thg_code(package=tmp_path) == before
     (tmp_path / "bench" / "methods" / "b.py").write_text("x = 2\n")
     thg_code.cache_clear()
-    assert thg_code(tmp_path) != before
+    assert thg_code(package=tmp_path) != before
     thg_code.cache_clear()
 
 
@@ -90,7 +96,7 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
     config = config_in(home, methods=[METHODS[0], row], steps=50)
 
     def preparation():
-        return StoredMethod(Store(Path("store")), config, config.method("mine"), "prompts").parts
+        return StoredMethod(Path("store"), config, config.method("mine"), "prompts").parts
 
     before = preparation()
     file.write_text(file.read_text() + "\n")
@@ -100,7 +106,7 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
 def test_another_version_of_a_library_is_another_address(home, monkeypatch):
     before = addresses(config_in(home))
     installed = versions()
-    monkeypatch.setattr("thg.bench.keys.versions", lambda: {**installed, "diffusers": "0.0"})
+    monkeypatch.setattr("thg.bench.store.versions", lambda: {**installed, "diffusers": "0.0"})
     after = addresses(config_in(home))
     assert all(before[name] != after[name] for name in before)
 

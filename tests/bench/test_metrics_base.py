@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from thg.bench.metrics import Batch, MetricError
-from thg.bench.metrics.base import LastSeen
 from thg.bench.metrics.fidelity import PSNR
 from thg.errors import NonFiniteError
 
@@ -32,15 +31,6 @@ def test_the_worst_are_the_worst_five_percent():
 
 def test_nothing_counted_is_none_not_a_number():
     assert PSNR().compute() is None
-
-
-def test_a_network_runs_once_for_a_batch_that_two_metrics_see():
-    runs = []
-    look = LastSeen(lambda batch: runs.append(batch) or batch.samples)
-    first, second = Batch(pictures(2)), Batch(pictures(2))
-    for batch in (first, first, second, second):
-        assert look(batch) is batch.samples
-    assert runs == [first, second]
 
 
 def test_bytes_and_floats_are_the_same_picture():

@@ -9,12 +9,6 @@ from thg.bench.metrics import Batch, MetricError
 from thg.bench.metrics.frechet import FrechetMetric, Gaussian, frechet_distance
 
 
-class Pixels(FrechetMetric):
-    """The Frechet distance of the first pixels."""
-
-    name = "pixels"
-
-
 def first_pixels(batch):
     return batch.pictures()[:, :, 0, :2].flatten(1)
 
@@ -67,7 +61,7 @@ def test_a_gaussian_of_rows_in_blocks_against_numpy(monkeypatch):
 def test_a_metric_with_statistics_of_references():
     generator = torch.Generator().manual_seed(0)
     references, samples = torch.rand(40, 3, 4, 4, generator=generator), torch.rand(30, 3, 4, 4, generator=generator)
-    metric = Pixels(first_pixels)
+    metric = FrechetMetric(first_pixels, "pixels")
     assert metric.compute() is None
     x, y = (first_pixels(Batch(t)).double().numpy() for t in (samples, references))
     metric.use_statistics({"mu": torch.from_numpy(y.mean(0)), "sigma": torch.from_numpy(np.cov(y.T))})
@@ -79,7 +73,7 @@ def test_a_metric_with_statistics_of_references():
 
 
 def test_errors():
-    metric = Pixels(first_pixels)
+    metric = FrechetMetric(first_pixels, "pixels")
     with pytest.raises(MetricError, match="mu and sigma"):
         metric.use_statistics({"features": torch.zeros(3, 3)})
     with pytest.raises(MetricError, match="another network"):

@@ -42,8 +42,8 @@ def test_a_package_measures_the_files_once(other_python, tmp_path):
     rows = {row.name: row for row in measured(config, tmp_path / "run").rows}
     assert rows["CFG"].metrics["lpips"] is None
     series = run_in(config, tmp_path / "run").series()["thg uniform"]
-    (file,) = (series.path / "measured").glob("lpips-*.json")
-    scores = series.numbers(file.stem)
+    (file,) = (series.path / "measured").glob("lpips-*")
+    scores = series.measured(file.name).read()["values"].tolist()
     assert len(scores) == 3
     assert rows["thg uniform"].metrics["lpips"] == pytest.approx(sum(scores) / 3)
     assert rows["thg uniform"].worst["lpips"] == worst_mean(scores, higher_is_better=False) == max(scores)

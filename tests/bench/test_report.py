@@ -132,7 +132,7 @@ def test_scores_are_taken_before_pictures_become_bytes(finished):
     config, path, _ = finished
     series = run_in(config, path).series()
     (scores,) = [folder for folder in (series["CFG-Cache"].path / "measured").iterdir() if "psnr" in folder.name]
-    decibels = series["CFG-Cache"].measured(scores.name).read(range(config.count)).tolist()
+    decibels = series["CFG-Cache"].measured(scores.name).read(range(config.count))["values"].tolist()
     for index, score in enumerate(decibels):
         a, b = (np.asarray(open_picture(series[name].file(index)), float) for name in ("CFG-Cache", "CFG"))
         assert ((a - b) ** 2).mean() == pytest.approx(255**2 * 10 ** (-score / 10) + 1 / 6, rel=0.4)

@@ -31,8 +31,8 @@ from tests.bench.runs import (
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import override
 from thg.bench.report import _speedup
-from thg.bench.runner import Runner
-from thg.bench.store import RunFolderError, Store
+from thg.bench.run import Runner
+from thg.bench.store import RunFolderError
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
@@ -317,7 +317,7 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_with_an_error(home, whole):
     config = config_in(home)
     quietly(config, path)
     sample_file(path, "thg-uniform/000003.json").unlink()
-    runner = Runner(config, Store(path / "store"), run_in(config, path).prompts, Shard(), silent)
+    runner = Runner(run_in(config, path), Shard(), silent)
     runner.load()
     with files_of_at_most(60), pytest.raises(OSError, match="too large"):
         runner.run()

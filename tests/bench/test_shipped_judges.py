@@ -9,9 +9,9 @@ import torch
 from tests.bench.runs import quietly, report
 from thg.bench.config import load_config, parse_config
 from thg.bench.metrics import Batch, MetricError, load_metrics
-from thg.bench.metrics.fidelity import SNR
+from thg.bench.metrics.fidelity import SNR, LogMelDistance
 from thg.bench.metrics.frechet import read_statistics
-from thg.bench.metrics.sound_judge import LogMelDistance, sounds_asked
+from thg.bench.metrics.judges import sounds_asked
 from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import emoji_names
 from thg.models.sound_judge import SOUND_REFERENCE_PATH, SoundJudge

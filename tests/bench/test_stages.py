@@ -15,10 +15,10 @@ from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
 from thg.bench import metrics, samples
 from thg.bench.config import load_config, override
-from thg.bench.inputs import load_prompts, reference_files
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
-from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import BenchmarkRun, make_samples, measure_samples
+from thg.bench.samples import load_prompts, reference_files
 from thg.bench.store import RunFolderError
 from thg.cli import main
 from thg.processes import Shard
@@ -53,7 +53,7 @@ def config(home, **changes):
 
 
 def files(run):
-    return {path: path.stat().st_mtime_ns for path in run.store.path.rglob("*.*")}
+    return {path: path.stat().st_mtime_ns for path in run.store.rglob("*.*")}
 
 
 # -- measuring
@@ -78,7 +78,7 @@ def test_scores_and_features_lie_beside_the_samples_and_are_not_taken_again(home
 def test_each_process_measures_its_part_and_the_last_one_has_the_report(home, finished, tmp_path):
     shutil.copytree(home / "finished" / "store", tmp_path / "run" / "store")
     run = run_in(config(home), tmp_path / "run")
-    for folder in run.store.path.glob("*/*/measured"):
+    for folder in run.store.glob("*/*/measured"):
         shutil.rmtree(folder)
     said = []
     assert measure_samples(run, Shard(1, 2), said.append) is None

@@ -18,8 +18,7 @@ from thg.bench.methods import as_policy, method_class, reference
 from thg.bench.methods.policy import Policy, check_budget
 from thg.bench.metrics import metric_names
 from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
-from thg.bench.plugins import code_digest, from_file, is_file
-from thg.bench.tables import ConfigError, FilePath, Table, check, digest, keys, nearest
+from thg.bench.tables import ConfigError, FilePath, Table, check, code_digest, digest, from_file, is_file, keys, nearest
 from thg.errors import THGError
 from thg.models import ShippedName
 

@@ -11,40 +11,35 @@ import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+import torch
+
 from thg.bench.config import BenchConfig
-from thg.bench.inputs import reference_files
 from thg.bench.metrics import Batch, Metric, PackageMetric, load_metrics
-from thg.bench.plugins import code_digest
-from thg.bench.samples import read_samples
-from thg.bench.store import Series, Store
-from thg.bench.tables import digest
+from thg.bench.samples import read_samples, reference_files
+from thg.bench.store import Series
+from thg.bench.tables import code_digest, digest
 from thg.processes import Shard, batches
+from thg.rows import RowFiles
 
 Progress = Callable[[str], None]
 
 
 class Measurer:
-    """The metrics of a benchmark, loaded; `skipped` has (name, reason) of those that are not available."""
+    """The metrics of a benchmark. loaded: those that are available, and why the others are not."""
 
-    def __init__(self, config: BenchConfig, store: Store, device: str, names: Iterable[str] | None = None) -> None:
+    def __init__(self, config: BenchConfig, device: str, names: Iterable[str] | None = None) -> None:
         self.config = config
-        self.store = store
         names = config.metrics if names is None else names
-        loaded = load_metrics(names, device, packages=config.packages, base=config.base)
-        self.metrics, self.of_packages, self.skipped = loaded.metrics, loaded.of_packages, loaded.skipped
-        needs_references = any("set" in metric.needs for metric in self.of_packages)
+        self.loaded = load_metrics(names, device, packages=config.packages, base=config.base)
+        needs_references = any("set" in metric.needs for metric in self.loaded.of_packages)
         self.references = reference_files(config) if needs_references else None
-
-    @property
-    def all(self) -> list[Metric | PackageMetric]:
-        return [*self.metrics, *self.of_packages]
 
     def leave_out(self, sounds: bool) -> None:
         """Drops the metrics that cannot be measured here, with the reason."""
-        for metric in self.all:
+        for metric in self.loaded.all:
             if reason := self._lacks(metric, sounds):
-                (self.metrics if isinstance(metric, Metric) else self.of_packages).remove(metric)  # type: ignore[arg-type]
-                self.skipped.append((metric.name, reason))
+                self.loaded.skip(metric, reason)
 
     def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
         if metric.hears != sounds:
@@ -58,11 +53,9 @@ class Measurer:
             self.references.complaint if self.references else "there are no references: write [references] with folder"
         )
 
-    # -- samples
-
     def measures(self, is_reference: bool, reference: Series) -> dict[str, Metric]:
         """The metrics to measure on the samples of a method, by the name of their rows."""
-        metrics = [metric for metric in self.metrics if not ("pairs" in metric.needs and is_reference)]
+        metrics = [metric for metric in self.loaded.metrics if not ("pairs" in metric.needs and is_reference)]
         return {self.rows_of(metric, reference): metric for metric in metrics}
 
     def rows_of(self, metric: Metric, reference: Series) -> str:
@@ -76,7 +69,8 @@ class Measurer:
         for name, metric in measures.items():
             pairs = "pairs" in metric.needs
             if not (pairs and batch.references is None):
-                series.measured(name).add(indices, metric.measure(batch if pairs else stored))
+                rows = metric.measure(batch if pairs else stored)
+                series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
 
     def missing(self, series: Series, reference: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
@@ -105,17 +99,25 @@ class Measurer:
             self.measure(todo, series, batch, Batch(read_samples(series, batch), texts, plain))
             clock.tick()
 
-    def by_package(
-        self, metric: PackageMetric, series: Series, reference: Series, prompts: Sequence[str]
-    ) -> list[float]:
-        """The numbers of a package for a complete series; existing ones are not measured again."""
+    def rows(
+        self, metric: Metric | PackageMetric, series: Series, reference: Series, prompts: Sequence[str]
+    ) -> torch.Tensor:
+        """What was measured on all samples of a series; a package runs now, unless it has."""
+        if isinstance(metric, Metric):
+            files, samples = series.measured(self.rows_of(metric, reference)), range(self.config.count)
+        else:
+            files, samples = self._by_package(metric, series, reference, prompts), None
+        return torch.from_numpy(files.read(samples)["values"])
+
+    def _by_package(self, metric: PackageMetric, series: Series, reference: Series, prompts: Sequence[str]) -> RowFiles:
+        """One number for each sample, or one for the set, stored as that of the first sample."""
         indices = range(self.config.count)
         references = self.references if "set" in metric.needs else None
         against = reference.key if "pairs" in metric.needs else references.identity if references else ""
         network = self.config.networks.get(metric.name, "")
-        name = f"{metric.name}-{digest({'count': len(indices), 'against': against, 'network': network})[:8]}"
-        values = series.numbers(name)
-        if values is None:
+        what = digest({"count": len(indices), "against": against, "network": network})
+        files = series.measured(f"{metric.name}-{what[:8]}")
+        if not files.done():
             job = {
                 "samples": [str(series.file(index)) for index in indices],
                 "prompts": [prompts[index] for index in indices],
@@ -124,8 +126,8 @@ class Measurer:
                 "network": network,
             }
             values = metric.values(job)
-            series.write_numbers(name, values)
-        return values
+            files.add(indices[: len(values)], {"values": np.array(values)})
+        return files
 
 
 class Clock:

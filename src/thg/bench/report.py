@@ -15,10 +15,10 @@ from typing import Any
 
 from thg.bench.config import BenchConfig, Method
 from thg.bench.measure import Measurer, Progress
-from thg.bench.metrics import MeanMetric, Metric, MetricError, SetMetric, shown_name
+from thg.bench.metrics import MetricError, Scored, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
+from thg.bench.run import BenchmarkRun, measure_samples
 from thg.bench.samples import open_picture
-from thg.bench.stages import BenchmarkRun, measure_samples, require_samples
 from thg.bench.store import Series
 from thg.environment import environment
 from thg.errors import MissingExtraError
@@ -87,38 +87,33 @@ class Measured:
 
 def reduce_rows(run: BenchmarkRun, measurer: Measurer) -> Measured:
     """Every method's numbers."""
-    for metric in measurer.metrics:
+    loaded = measurer.loaded
+    for metric in loaded.metrics:
         if isinstance(metric, SetMetric):
             metric.use_statistics(read_statistics(run.config.references.statistics[metric.name]))
     reference = run.series()[run.config.reference_method.name]
     rows = [_row(run, method, measurer, reference) for method in run.config.methods]
-    directions = {metric.name: metric.direction for metric in measurer.all}
-    return Measured(rows, directions, list(dict.fromkeys(measurer.skipped)))
+    directions = {metric.name: metric.direction for metric in loaded.all}
+    return Measured(rows, directions, list(dict.fromkeys(loaded.skipped)))
 
 
 def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Series) -> Row:
-    stored, series, count = run.stored_method(method.name), run.stored_method(method.name).series, run.config.count
-    values: dict[str, float | None] = {metric.name: None for metric in measurer.all}
+    stored, count = run.stored_method(method.name), run.config.count
+    series = stored.series
+    values: dict[str, float | None] = {metric.name: None for metric in measurer.loaded.all}
     worst: dict[str, float] = {}
-    for metric in measurer.all if series is not None else ():
+    for metric in measurer.loaded.all if series is not None else ():
         pairs = "pairs" in metric.needs
         if series is None or (pairs and series.key == reference.key):
             continue
-        if isinstance(metric, Metric):
-            rows = series.measured(measurer.rows_of(metric, reference)).read(range(count))
-            values[metric.name] = metric.reduce(rows)
-            if pairs and isinstance(metric, MeanMetric):
-                worst[metric.name] = metric.worst(rows) or 0.0
-        else:
-            try:
-                scores = measurer.by_package(metric, series, reference, run.prompts.prompts)
-            except MetricError as error:  # the package may lack its weights; the other metrics are shown
-                measurer.of_packages.remove(metric)
-                measurer.skipped.append((metric.name, str(error)))
-                continue
-            values[metric.name] = metric.reduce(scores)
-            if pairs:
-                worst[metric.name] = metric.worst(scores) or 0.0
+        try:
+            rows = measurer.rows(metric, series, reference, run.prompts.prompts)
+        except MetricError as error:  # a package may lack its weights; the other metrics are shown
+            measurer.loaded.skip(metric, str(error))
+            continue
+        values[metric.name] = metric.reduce(rows)
+        if pairs and isinstance(metric, Scored):
+            worst[metric.name] = metric.worst(rows) or 0.0
     seconds = series.seconds() if series else {}
     return Row(
         name=method.name,
@@ -235,7 +230,7 @@ def _times(value: float | None) -> str:
 
 def write_report(run: BenchmarkRun, measurer: Measurer, device: str = "cpu") -> str:
     """Writes the report of a measured run; returns the table."""
-    config, path = run.config, run.folder.path
+    config, path = run.config, run.folder
     measured = reduce_rows(run, measurer)
     about = environment(device)
     notes = []
@@ -258,7 +253,7 @@ def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = 
     None if other processes are still measuring; the last of them writes the report.
     """
     run, shard = BenchmarkRun.stored(path), shard or Shard()
-    require_samples(run)
+    run.require_samples()
     measurer = measure_samples(run, shard, progress)
     return None if measurer is None else write_report(run, measurer, shard.device)
 
@@ -289,7 +284,7 @@ def _sheet(run: BenchmarkRun, measured: Measured) -> bool:
     ]
     buffer = BytesIO()
     sheet([run.prompts.prompts[i] for i in indices], columns, details).save(buffer, "PNG")
-    write_atomically(run.folder.path / "sheet.png", buffer.getvalue())
+    write_atomically(run.folder / "sheet.png", buffer.getvalue())
     return True
 
 

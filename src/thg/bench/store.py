@@ -1,4 +1,4 @@
-"""Where samples and their measurements are kept: a store that runs share, and the folder of a run.
+"""Where samples and their measurements are kept: a store that runs share, under the addresses of what made them.
 
     STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
                                                policy and the results of its preparation
@@ -8,83 +8,48 @@
     STORE/series/<key>/timings/000120-*.json   seconds of the batch that begins with this sample; batches of several
                                                series that were timed in turns have the same name
     STORE/series/<key>/measured/<name>/*       rows of scores or features, a file for each measured batch
-    STORE/series/<key>/measured/<name>.json    numbers that a package has measured on the files
     STORE/prepared/<key>.json                  results of the preparation (a threshold, a plan), or why it failed
-    RUN/config.json                            the configuration, and the path of its store
 
-A series is addressed by what determines its samples, so configurations that have a method in common share it. File
-names follow from the content: processes and machines that share a store never write different content to the same file,
-need no locks and never wait for each other.
+A series is addressed by everything that determines its samples, so that nothing stale is reused, and configurations
+that have a method in common share it: model (with a fingerprint of its weights), scheduler, prompts, seed, steps,
+guidance scale, policy with all options or its plan, results of its preparation, and versions of the libraries. What
+runs through thg also depends on thg's own code, which decides where a planner evaluates and how a leap is corrected,
+and a shipped model on the code that reads its prompts: the source itself is part of the address, not a version number
+that many states of a development tree share.
+
+File names follow from the content: processes and machines that share a store never write different content to the same
+file, need no locks and never wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-
+from thg.bench.config import BenchConfig, Method, Model
 from thg.bench.tables import digest
+from thg.distribution import versions
 from thg.errors import THGError
 from thg.files import write_atomically
+from thg.models import shipped_path
+from thg.rows import RowFiles
 
 DIGITS = 6
+LIBRARIES = ("torch", "diffusers", "transformers")
+NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
+"""Parts of thg that do not change a sample; bench/methods does."""
+BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
+"""Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
 class RunFolderError(THGError):
     """A run folder that belongs to another run, is incomplete, or cannot be read."""
-
-
-class RowFiles:
-    """Rows of one kind (a metric's scores, a network's features) in a folder: a file for each measured batch.
-
-    A file holds `samples` (their indices), `counts` (how many rows each has) and `values`. What is read does not depend
-    on the batches or on the processes that measured them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def add(self, samples: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-        """Stores the rows of these samples."""
-        tensors = {
-            "samples": torch.tensor(samples, dtype=torch.int64),
-            "counts": torch.tensor([len(part) for part in rows], dtype=torch.int64),
-            "values": torch.cat(list(rows)).contiguous(),
-        }
-        write_atomically(self.folder / f"{samples[0]:06d}-{samples[-1]:06d}.safetensors", save(tensors))
-
-    def done(self) -> set[int]:
-        """The samples that have been measured."""
-        return set(self.by_sample())
-
-    def by_sample(self) -> dict[int, torch.Tensor]:
-        """The rows of each sample; none for one that could not be read."""
-        rows: dict[int, torch.Tensor] = {}
-        for path in sorted(path for path in self.folder.glob("*.safetensors") if not path.name.startswith(".")):
-            try:
-                tensors = load(path.read_bytes())
-            except (OSError, SafetensorError) as error:
-                raise RunFolderError(
-                    f"{path} cannot be read ({error}); remove it, and its samples are measured again"
-                ) from None
-            parts = tensors["values"].split(tensors["counts"].tolist())
-            rows |= dict(zip(tensors["samples"].tolist(), parts, strict=True))
-        return rows
-
-    def read(self, samples: Iterable[int]) -> torch.Tensor:
-        """The rows of these samples, in their order; a missing one is an error."""
-        rows = self.by_sample()
-        try:
-            wanted = [rows[index] for index in samples]
-        except KeyError as error:
-            raise RunFolderError(f"sample {error} is not measured yet in {self.folder}: run thg bench again") from None
-        return torch.cat(wanted) if wanted else torch.empty(0)
 
 
 class Series:
@@ -100,7 +65,9 @@ class Series:
 
     def done(self) -> set[int]:
         """The indices of the existing samples, by listing the folder once."""
-        return {int(name[:-5]) for name in _names(self.path / "samples") if name.endswith(".json")}
+        folder = self.path / "samples"
+        names = os.listdir(folder) if folder.exists() else []
+        return {int(name[:-5]) for name in names if name.endswith(".json") and not name.startswith(".")}
 
     def write(self, index: int, suffix: str, content: bytes, record: Mapping[str, Any]) -> None:
         """Writes a sample and its record."""
@@ -137,64 +104,115 @@ class Series:
         return {turn: timing["seconds"] / timing["count"] for turn, timing in timings.items()}
 
     def measured(self, name: str) -> RowFiles:
-        return RowFiles(self.path / "measured" / name)
-
-    def numbers(self, name: str) -> list[float] | None:
-        """What a package has measured under this name, if it has."""
-        found = read_json(self.path / "measured" / f"{name}.json")
-        return None if found is None else found["values"]
-
-    def write_numbers(self, name: str, values: Sequence[float]) -> None:
-        write_json(self.path / "measured" / f"{name}.json", {"values": list(values)})
+        return RowFiles(self.path / "measured" / name, error=RunFolderError)
 
     def _sample(self, index: int, suffix: str) -> Path:
         return self.path / "samples" / f"{index:0{DIGITS}d}{suffix}"
 
 
-class Store:
-    """The folder that runs share."""
+class StoredMethod:
+    """A method in a store: what was prepared for it, and the series of its samples."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, store: Path, config: BenchConfig, method: Method, prompts: str) -> None:
+        """prompts: the digest of the list that the indices refer to."""
+        self._store = store
+        self.method = method
+        installed = versions()
+        used = [*LIBRARIES, *method.policy.packages]
+        self._what: dict[str, Any] = {
+            "model": {**asdict(config.model_of(method)), "weights": weights(config.model)},
+            "prompts": prompts,
+            "seed": config.seed,
+            "steps": method.steps,
+            "guidance_scale": method.guidance_scale,
+            "policy": method.policy_name,
+            "options": method.options,
+            "files": _files([p.absolute() for p in method.options.values() if isinstance(p, Path)], Path("/")),
+            "versions": {name: installed.get(name, "") for name in used},
+        }
+        if method.policy_name != "cfg":
+            self._what["code"] = [thg_code(), method.code]
+        elif config.model.shipped is not None:
+            self._what["code"] = thg_code("models")
+        self.parts = store / "prepared" / digest(self._what)  # a folder for the parts of a long preparation
 
-    def series(self, what: Mapping[str, Any]) -> Series:
-        """The series of samples with these settings."""
-        return Series(self.path / "series" / digest(what), what)
+    @property
+    def prepared(self) -> dict[str, Any]:
+        return read_json(self.parts.with_name(f"{self.parts.name}.json")) or {}
 
-    def prepared(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        return read_json(self.path / "prepared" / f"{digest(what)}.json") or {}
+    def write_prepared(self, values: dict[str, Any]) -> None:
+        write_json(self.parts.with_name(f"{self.parts.name}.json"), values)
 
-    def write_prepared(self, what: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        write_json(self.path / "prepared" / f"{digest(what)}.json", values)
+    @property
+    def left_out(self) -> str:
+        """Why the method is skipped here; empty if it is not."""
+        return str(self.prepared.get("left_out", ""))
 
-    def parts(self, what: Mapping[str, Any]) -> Path:
-        """A folder for the intermediate results of a long preparation."""
-        return self.path / "prepared" / digest(what)
+    @property
+    def series(self) -> Series | None:
+        """None while the method still has to be prepared, or if it is skipped."""
+        prepared = self.prepared
+        if "left_out" in prepared or (self.method.policy.needs_preparation and not prepared):
+            return None
+        plan = self.method.policy.plan_of(self.method.steps, prepared)
+        how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": prepared}
+        what = {**self._what, **how}
+        return Series(self._store / "series" / digest(what), what)
+
+    def done(self) -> set[int]:
+        """The indices of the existing samples."""
+        series = self.series
+        return set() if series is None else series.done()
 
 
-class RunFolder:
-    """The folder of a run, with its configuration and report."""
+def weights(model: Model, file: str = "model_index.json") -> str:
+    """A fingerprint of the model's files: of their content for a folder, the commit for a model of the hub.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Empty for one that has not been downloaded. file: that every download of it has.
+    """
+    if model.shipped is not None:
+        return _folder(shipped_path(model.shipped))
+    assert model.source is not None
+    if Path(model.source).is_dir():
+        return _folder(Path(model.source))
+    from huggingface_hub import try_to_load_from_cache
 
-    def open(self, config: Mapping[str, Any], identity: str, base: Path, store: Path) -> None:
-        """Starts or resumes a run; a folder that holds another one is an error."""
-        stored = read_json(self.path / "config.json")
-        if stored is not None and stored.get("identity") != identity:
-            raise RunFolderError(
-                f"{self.path} holds another run ({stored.get('config', {}).get('title')!r}), whose pictures differ "
-                "from this one's; choose another folder with --out"
-            )
-        document = {"identity": identity, "config": config, "base": str(base), "store": str(store.resolve())}
-        write_json(self.path / "config.json", document)
+    try:
+        index = try_to_load_from_cache(model.source, file)
+    except ValueError:  # not a name that the hub allows; loading it will say so
+        return ""
+    return Path(index).parent.name if isinstance(index, str) else ""  # the folder of a snapshot is its commit
 
-    def stored(self) -> dict[str, Any]:
-        """What `open` has written."""
-        stored = read_json(self.path / "config.json")
-        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("store"), str):
-            raise RunFolderError(f"{self.path} is not the folder of a run: there is no readable config.json in it")
-        return stored
+
+def _folder(folder: Path) -> str:
+    return _files([path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts], folder)
+
+
+def _files(paths: Iterable[Path], folder: Path) -> str:
+    states = [(path, path.stat()) for path in paths]
+    return digest({path.relative_to(folder).as_posix(): _file(path, s.st_size, s.st_mtime_ns) for path, s in states})
+
+
+@lru_cache(maxsize=1024)
+def _file(path: Path, size: int, changed: int) -> str:
+    """The digest of a file, of blocks of a large one."""
+    content = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= BLOCK_BYTES * BLOCKS_READ:
+            content.update(file.read())
+        else:
+            for number in range(BLOCKS_READ):
+                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS_READ - 1))
+                content.update(file.read(BLOCK_BYTES))
+    return content.hexdigest()
+
+
+@cache
+def thg_code(part: str = "", package: Path = Path(__file__).parents[1]) -> str:
+    """A digest of the source of thg that makes samples, or of a part of it."""
+    parts = [(path, path.relative_to(package).parts) for path in (package / part).rglob("*.py")]
+    used = [path for path, p in parts if p[0] not in NOT_IN_SAMPLES or p[:2] == ("bench", "methods")]
+    return _files(used, package)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -208,10 +226,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [name for name in os.listdir(folder) if not name.startswith(".")]
-    except FileNotFoundError:
-        return []

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, Model, load_config, override
-from thg.bench.inputs import reference_files
-from thg.bench.keys import weights
 from thg.bench.metrics import load_metrics
 from thg.bench.metrics.package_scripts import NETWORKS
 from thg.bench.report import rebuild_report, write_report
-from thg.bench.stages import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import BenchmarkRun, make_samples, measure_samples
+from thg.bench.samples import reference_files
+from thg.bench.store import weights
 from thg.cli import pipelines
 from thg.processes import find_shard
 from thg.prompts import DataError
@@ -83,7 +83,7 @@ def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
         benchmark = BenchmarkRun.start(config, folder, store)
         sampled = f"{config.count} of them sampled with {len(config.methods)} methods"
         print(f"{len(benchmark.prompts.prompts)} prompts, {sampled}")
-        print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store.path}")
+        print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store}")
         references = reference_files(config)
         if references is not None:
             missing += [references.complaint] if references.complaint else []

@@ -19,8 +19,7 @@ from thg.bench.methods.policy import Guided, PlainCFG, Policy
 from thg.bench.methods.predictors import HiCache, Spectrum, TaylorSeer
 from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered, Uniform, Within
 from thg.bench.methods.third_party import CacheDiT, DeepCache, FasterCache
-from thg.bench.plugins import from_file, is_file
-from thg.bench.tables import ConfigError, nearest
+from thg.bench.tables import ConfigError, from_file, is_file, nearest
 from thg.plans.planners import guide_maker
 
 GROUP = "thg.bench.methods"

@@ -20,14 +20,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, SetMetric
-from thg.bench.metrics.emoji_judge import emoji_metrics
-from thg.bench.metrics.fidelity import PSNR, SNR, SSIM
-from thg.bench.metrics.judge import Judge, judge_metrics
+from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, Scored, SetMetric
+from thg.bench.metrics.fidelity import PSNR, SNR, SSIM, LogMelDistance
+from thg.bench.metrics.judges import Judge, emoji_metrics, garment_metrics, sound_metrics
 from thg.bench.metrics.package_scripts import SCRIPTS
 from thg.bench.metrics.packages import PackageMetric
-from thg.bench.metrics.sound_judge import LogMelDistance, sound_metrics
-from thg.bench.plugins import from_file, is_file
+from thg.bench.tables import from_file, is_file
 from thg.errors import MissingExtraError
 from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import emoji_names
@@ -42,6 +40,7 @@ __all__ = [
     "Metric",
     "MetricError",
     "PackageMetric",
+    "Scored",
     "SetMetric",
     "load_metrics",
     "metric_names",
@@ -61,6 +60,16 @@ class Loaded:
     metrics: list[Metric] = field(default_factory=list)
     of_packages: list[PackageMetric] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Metric | PackageMetric]:
+        return [*self.metrics, *self.of_packages]
+
+    def skip(self, metric: Metric | PackageMetric, reason: str) -> None:
+        """Drops a metric that cannot be measured here."""
+        group: list[Any] = self.metrics if isinstance(metric, Metric) else self.of_packages
+        group.remove(metric)
+        self.skipped.append((metric.name, reason))
 
 
 def load_metrics(
@@ -111,7 +120,7 @@ def compares_with_plain_cfg(name: str, base: Path) -> bool:
 def _makers(device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]:
     judges: dict[tuple[str, ...], Callable[[], list[Metric]]] = {  # each is loaded when one of its metrics is
         ("judge_accuracy", "tone_accuracy", "judge_frechet"): cache(
-            lambda: judge_metrics(judge or ShippedJudge.load(JUDGE_PATH))
+            lambda: garment_metrics(judge or ShippedJudge.load(JUDGE_PATH))
         ),
         ("emoji_recall_1", "emoji_recall_5", "emoji_frechet"): cache(
             lambda: emoji_metrics(EmojiJudge.load(), emoji_names())

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Literal
 
 import torch
 
@@ -67,9 +67,7 @@ class Batch:
 
     def reference_sounds(self) -> torch.Tensor:
         """The plain CFG sounds."""
-        if self.references is None:
-            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG sounds)")
-        return self.references.detach().float()
+        return self._plain().sounds()
 
     def pictures(self) -> torch.Tensor:
         """The pictures as floats in [0, 1]."""
@@ -77,10 +75,12 @@ class Batch:
 
     def reference_pictures(self) -> torch.Tensor:
         """The plain CFG pictures as floats in [0, 1]."""
+        return self._plain().pictures()
+
+    def _plain(self) -> Batch:
         if self.references is None:
-            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG pictures)")
-        _check(self.references)
-        return _as_floats(self.references)
+            raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG samples)")
+        return Batch(self.references)
 
 
 def _as_floats(pictures: torch.Tensor) -> torch.Tensor:
@@ -128,10 +128,10 @@ class Metric(ABC):
     needs: what it needs besides the samples. hears: whether it measures sounds, not pictures.
     """
 
-    name: ClassVar[str]
-    direction: ClassVar[Direction]
-    needs: ClassVar[frozenset[Need]] = frozenset()
-    hears: ClassVar[bool] = False
+    name: str
+    direction: Direction
+    needs: frozenset[Need] = frozenset()
+    hears: bool = False
 
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []
@@ -157,7 +157,20 @@ class Metric(ABC):
         return self.reduce(self.rows())
 
 
-class MeanMetric(Metric):
+class Scored:
+    """A number that is the mean of one score per sample, summed exactly: bit-identical for any split of the samples."""
+
+    direction: Direction
+
+    def reduce(self, rows: torch.Tensor) -> float | None:
+        return math.fsum(rows.tolist()) / len(rows) if len(rows) else None
+
+    def worst(self, rows: torch.Tensor) -> float | None:
+        """The mean of the worst 5 % of the samples."""
+        return worst_mean(rows.tolist(), self.direction == "higher") if len(rows) else None
+
+
+class MeanMetric(Scored, Metric):
     """The mean of one score per picture, summed exactly: bit-identical for any split of the pictures."""
 
     @abstractmethod
@@ -170,31 +183,9 @@ class MeanMetric(Metric):
         with torch.inference_mode():
             return list(torch.split(self.score(batch).double().cpu(), 1))
 
-    def reduce(self, rows: torch.Tensor) -> float | None:
-        return math.fsum(rows.tolist()) / len(rows) if len(rows) else None
-
-    def worst(self, rows: torch.Tensor) -> float | None:
-        """The mean of the worst 5 % of the pictures."""
-        return worst_mean(rows.tolist(), self.direction == "higher") if len(rows) else None
-
 
 Embedder = Callable[[Batch], torch.Tensor]
 """A network that gives a row of numbers for each picture of a batch."""
-
-Seen = TypeVar("Seen")
-
-
-class LastSeen(Generic[Seen]):
-    """Caches a network's output for the last batch, so that several metrics on one network run it once."""
-
-    def __init__(self, look: Callable[[Batch], Seen]):
-        self._look = look
-        self._last: tuple[Batch, Seen] | None = None
-
-    def __call__(self, batch: Batch) -> Seen:
-        if self._last is None or self._last[0] is not batch:
-            self._last = (batch, self._look(batch))
-        return self._last[1]
 
 
 class SetMetric(Metric):

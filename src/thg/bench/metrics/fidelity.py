@@ -1,51 +1,65 @@
-"""Similarity to plain CFG's result with the same prompt and seed: PSNR and SSIM of pictures, SNR of sounds."""
+"""Similarity to plain CFG's result with the same prompt and seed: PSNR and SSIM of pictures, SNR and more of sounds."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from thg.bench.metrics.base import Batch, MeanMetric, MetricError
+from thg.bench.metrics.base import Batch, Direction, MeanMetric, MetricError
 from thg.media import CAP, psnr, snr
+from thg.models.sounds import LOG_DEVIATION, log_mel
 
 
-class PSNR(MeanMetric):
+class Fidelity(MeanMetric):
+    """A metric that compares with plain CFG."""
+
+    direction: Direction = "higher"
+    needs = frozenset({"pairs"})
+
+
+class PSNR(Fidelity):
     """Peak signal-to-noise ratio in decibels, 10 log10(1 / MSE), averaged over pictures.
 
     Floats are compared as floats, before they become bytes. A picture equal to its reference counts as 100 dB.
     """
 
     name = "psnr"
-    direction = "higher"
-    needs = frozenset({"pairs"})
 
     def score(self, batch: Batch) -> torch.Tensor:
         pairs = zip(batch.pictures().cpu().numpy(), batch.reference_pictures().cpu().numpy(), strict=True)
         return torch.tensor([min(psnr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
-class SSIM(MeanMetric):
+class SSIM(Fidelity):
     """Structural similarity of Wang et al. (2004), averaged over positions, channels and pictures."""
 
     name = "ssim"
-    direction = "higher"
-    needs = frozenset({"pairs"})
 
     def score(self, batch: Batch) -> torch.Tensor:
         return ssim(batch.pictures().double(), batch.reference_pictures().double())
 
 
-class SNR(MeanMetric):
+class SNR(Fidelity):
     """Signal-to-noise ratio in decibels, plain CFG's sound being the signal; an equal one counts as 100 dB."""
 
     name = "snr"
-    direction = "higher"
-    needs = frozenset({"pairs"})
     hears = True
 
     def score(self, batch: Batch) -> torch.Tensor:
         pairs = zip(batch.sounds().cpu().numpy(), batch.reference_sounds().cpu().numpy(), strict=True)
         return torch.tensor([min(snr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
+
+
+class LogMelDistance(Fidelity):
+    """Mean absolute difference of the logarithmic mel spectrograms from plain CFG's, in decibels."""
+
+    name = "log_mel"
+    direction = "lower"
+    hears = True
+
+    def score(self, batch: Batch) -> torch.Tensor:
+        difference = (log_mel(batch.sounds()) - log_mel(batch.reference_sounds())).abs().mean((1, 2))
+        return difference.double() * LOG_DEVIATION * 20 / torch.log(torch.tensor(10.0))
 
 
 WINDOW = 11

@@ -57,8 +57,9 @@ def frechet_distance(first: Gaussian, second: Gaussian) -> float:
 class FrechetMetric(SetMetric):
     """Frechet distance between the features of the samples and of the references."""
 
-    def __init__(self, embed: Embedder):
+    def __init__(self, embed: Embedder, name: str = "frechet", hears: bool = False):
         super().__init__(embed)
+        self.name, self.hears = name, hears
         self._reference: Gaussian | None = None
 
     def use_statistics(self, statistics: Mapping[str, torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
 """The paper's networks, where a configuration may name others: hub ids or folders."""
@@ -166,8 +166,8 @@ class Script(NamedTuple):
     run: Callable[[Job], list[float]]
     module: str
     package: str
-    direction: str
-    need: str
+    direction: Literal["higher", "lower"]
+    need: Literal["pairs", "set", "prompts"]
     hears: bool = False
 
 

@@ -6,35 +6,21 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from thg.bench.metrics import package_scripts
-from thg.bench.metrics.base import MetricError
+from thg.bench.metrics.base import MetricError, Scored
 from thg.bench.metrics.package_scripts import SCRIPTS, Job
 from thg.errors import MissingExtraError
-from thg.media import worst_mean
 
 
-@dataclass(frozen=True)
-class PackageMetric:
+class PackageMetric(Scored):
     """One of `SCRIPTS`. python: the interpreter in whose environment the package is installed."""
 
-    name: str
-    python: str = sys.executable
-
-    @property
-    def direction(self) -> str:
-        return SCRIPTS[self.name].direction
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({SCRIPTS[self.name].need})
-
-    @property
-    def hears(self) -> bool:
-        """Whether it measures sounds, not pictures."""
-        return SCRIPTS[self.name].hears
+    def __init__(self, name: str, python: str = sys.executable) -> None:
+        script = SCRIPTS[name]
+        self.name, self.python = name, python
+        self.direction, self.hears = script.direction, script.hears
+        self.needs = frozenset({script.need})
 
     def values(self, job: Job) -> list[float]:
         """One number per sample, or one for the set."""
@@ -47,12 +33,6 @@ class PackageMetric:
         if not all(map(math.isfinite, values)):
             raise MetricError(f"{self.name} in {self.python} gave NaN or infinity")
         return values
-
-    def reduce(self, values: Sequence[float]) -> float | None:
-        return math.fsum(values) / len(values) if values else None
-
-    def worst(self, values: Sequence[float]) -> float | None:
-        return worst_mean(values, self.direction == "higher") if values else None
 
     def require(self) -> PackageMetric:
         """Itself, or the error that says how to install the package."""

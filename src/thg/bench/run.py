@@ -1,9 +1,14 @@
-"""Generation: every method on every prompt, in batches, sharded by prompt, resumable.
+"""A benchmark run: its folder and store, and the samples of every method on every prompt, resumable.
+
+    RUN/config.json    the configuration, and the path of its store
 
 Batches are fixed ranges of prompts that are distributed over the processes, so a batch has the same content, and its
 pictures the same bytes, for any number of processes. Within a batch the methods take turns, and another one begins each
 time: a machine that becomes slower or faster during a run changes the seconds of all methods alike. The thread that
 writes the files also computes the scores against plain CFG, on floats; its queue is bounded, so memory does not grow.
+
+Each process does its part of the missing work. They share the store and never wait for each other: the one that
+finishes last finds nothing missing and writes the report.
 """
 
 from __future__ import annotations
@@ -13,20 +18,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
 
-from thg.bench.config import BenchConfig, Method
-from thg.bench.inputs import PromptList
-from thg.bench.keys import StoredMethod
+from thg.bench.config import BenchConfig, Method, parse_config
 from thg.bench.measure import Clock, Measurer, Progress
 from thg.bench.methods.policy import Pilot
 from thg.bench.methods.third_party import CacheError
 from thg.bench.metrics import Batch, compares_with_plain_cfg
-from thg.bench.samples import Samples, check_room, load_pipeline, make_scheduler, sample
-from thg.bench.store import Series, Store
+from thg.bench.samples import PromptList, Samples, check_room, load_pipeline, load_prompts, make_scheduler, sample
+from thg.bench.store import RunFolderError, Series, StoredMethod, read_json, write_json
 from thg.errors import PlanError
 from thg.processes import Shard, batches
 from thg.seeds import sample_seed
@@ -38,55 +42,124 @@ BACKLOG = 4
 
 
 @dataclass(frozen=True)
-class Ready:
+class BenchmarkRun:
+    """A benchmark, the folder of its report and the store of its samples."""
+
+    config: BenchConfig
+    folder: Path
+    store: Path
+    prompts: PromptList
+
+    @classmethod
+    def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> BenchmarkRun:
+        """Starts or resumes a run. store: by default `store` next to the folder, which other runs share."""
+        return cls(config, folder, store or folder.absolute().parent / "store", load_prompts(config))
+
+    @classmethod
+    def stored(cls, folder: Path) -> BenchmarkRun:
+        """The run of a folder."""
+        stored = read_json(folder / "config.json")
+        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("store"), str):
+            raise RunFolderError(f"{folder} is not the folder of a run: there is no readable config.json in it")
+        config = parse_config(stored["config"], Path(stored["base"]))
+        return cls(config, folder, Path(stored["store"]), load_prompts(config))
+
+    def open(self) -> None:
+        """Writes the configuration into the folder; one that holds another run is an error."""
+        config, stored = self.config, read_json(self.folder / "config.json")
+        if stored is not None and stored.get("identity") != config.identity():
+            raise RunFolderError(
+                f"{self.folder} holds another run ({stored.get('config', {}).get('title')!r}), whose pictures differ "
+                "from this one's; choose another folder with --out"
+            )
+        where = {"base": str(config.base), "store": str(self.store.resolve())}
+        write_json(self.folder / "config.json", {"identity": config.identity(), "config": config.source, **where})
+
+    def stored_method(self, name: str) -> StoredMethod:
+        return StoredMethod(self.store, self.config, self.config.method(name), self.prompts.digest)
+
+    def stored_methods(self) -> list[StoredMethod]:
+        """The reference first. Not known before a model of the hub was downloaded."""
+        reference = self.config.reference_method
+        methods = sorted(self.config.methods, key=lambda method: method is not reference)
+        return [self.stored_method(method.name) for method in methods]
+
+    def series(self) -> dict[str, Series]:
+        """The series of every method that is prepared and not skipped, by name; the reference first."""
+        found = ((stored.method.name, stored.series) for stored in self.stored_methods())
+        return {name: series for name, series in found if series is not None}
+
+    def missing_samples(self) -> int:
+        """How many samples are missing, not counting skipped methods."""
+        everything = set(range(self.config.count))
+        return sum(len(everything - stored.done()) for stored in self.stored_methods() if not stored.left_out)
+
+    def require_samples(self) -> None:
+        if left := self.missing_samples():
+            raise RunFolderError(f"{left} samples are missing in {self.store}: run thg bench again to resume")
+
+
+def make_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> None:
+    """Makes this process's part of the samples."""
+    runner = Runner(run, shard, progress)
+    if runner.missing_batches():
+        runner.load()
+    run.open()
+    runner.run()
+
+
+def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Measurer | None:
+    """Does this process's part of the measurements; returns the metrics if nothing is missing any more, else None."""
+    series = run.series()
+    reference = series.get(run.config.reference_method.name)
+    record = reference.any_record() if reference else None
+    if reference is None or record is None:
+        return None  # other processes have not made samples yet
+    measurer = Measurer(run.config, shard.device)
+    measurer.leave_out(sounds=record.get("rate") is not None)
+    measurer.measure_samples(list(series.values()), reference, run.prompts.prompts, shard, progress)
+    complete = not run.missing_samples() and not any(measurer.missing(s, reference) for s in run.series().values())
+    return measurer if complete else None
+
+
+class Ready(NamedTuple):
     """A method ready to run, and the series of its samples."""
 
     method: Method
     series: Series
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A batch of one method: samples, evaluations of each, and seconds."""
+class Made(NamedTuple):
+    """A batch of one method: samples, and evaluations of each."""
 
     ready: Ready
     samples: Samples
     evaluations: list[float]
-    seconds: float
 
 
 class Runner:
     """Makes the samples of one shard."""
 
-    def __init__(
-        self, config: BenchConfig, store: Store, prompts: PromptList, shard: Shard, progress: Progress
-    ) -> None:
-        self.config = config
-        self.store = store
-        self.prompts = prompts.prompts
+    def __init__(self, run: BenchmarkRun, shard: Shard, progress: Progress) -> None:
+        self.bench, self.config, self.prompts = run, run.config, run.prompts.prompts
         self.shard = shard
         self.progress = progress
-        self._digest = prompts.digest
         # other metrics are measured on the files
-        pairs = [name for name in config.metrics if compares_with_plain_cfg(name, config.base)]
-        self.measurer = Measurer(config, store, shard.device, pairs)
+        pairs = [name for name in run.config.metrics if compares_with_plain_cfg(name, run.config.base)]
+        self.measurer = Measurer(run.config, shard.device, pairs)
         self.pipe: Any = None
         self.schedulers: dict[str, Any] = {}  # by method
         self._turn = uuid4().hex[:12]
 
-    def stored_methods(self) -> list[StoredMethod]:
-        """Where samples are kept; not known before a model of the hub was downloaded."""
-        return [StoredMethod(self.store, self.config, method, self._digest) for method in self.config.methods]
-
     def missing_batches(self) -> list[range]:
         """The batches of this process in which some method lacks a sample."""
         mine = self.shard.of(batches(self.config.count, self.config.batch_size))
-        done = [stored.done() for stored in self.stored_methods() if not stored.left_out]
+        done = [stored.done() for stored in self.bench.stored_methods() if not stored.left_out]
         return [batch for batch in mine if any(not {*batch} <= indices for indices in done)]
 
-    def load(self) -> None:
-        """Loads the pipeline; errors are raised here, before anything is written."""
-        self.pipe = load_pipeline(self.config.model, self.shard.device)
+    def load(self, pipe: Any = None) -> None:
+        """Loads the pipeline, unless it is given; errors are raised here, before anything is written."""
+        self.pipe = load_pipeline(self.config.model, self.shard.device) if pipe is None else pipe
         own = self.pipe.scheduler
         for method in self.config.methods:
             model = self.config.model_of(method)
@@ -102,7 +175,7 @@ class Runner:
         first = self._sample(methods[0].method, range(1), steps=2)  # warm up
         self.measurer.leave_out(sounds=first.sample_rate is not None)
         missing = {ready.series.key: {*range(self.config.count)} - ready.series.done() for ready in methods}
-        self.progress(check_room(self.store.path, first, sum(len(left) for left in missing.values())))
+        self.progress(check_room(self.bench.store, first, sum(len(left) for left in missing.values())))
         clock = Clock(self.progress, sum(len(_lacking(batch, methods, missing)) for batch in mine), "sampled")
         # one thread for the scores: a second OpenMP thread team would slow down every later network call on a CPU
         with ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,)) as writer:
@@ -118,9 +191,8 @@ class Runner:
 
     def _prepare(self) -> list[Ready]:
         """The methods ready to run, the reference first; third-party caches that do not work here are skipped."""
-        reference = self.config.reference_method
         ready = []
-        for stored in sorted(self.stored_methods(), key=lambda stored: stored.method is not reference):
+        for stored in self.bench.stored_methods():
             method, known = stored.method, stored.prepared
             if "left_out" in known:
                 continue
@@ -161,7 +233,7 @@ class Runner:
         lacking, reference = _lacking(batch, methods, missing), methods[0]
         if not lacking:
             return
-        pairs = any("pairs" in metric.needs for metric in self.measurer.metrics)
+        pairs = any("pairs" in metric.needs for metric in self.measurer.loaded.metrics)
         plain: Samples | None = None
         waiting: list[Made] = []
         first = number % len(methods)
@@ -169,7 +241,6 @@ class Runner:
             if ready not in lacking and not (ready is reference and pairs):
                 continue
             made = self._made(ready, batch)
-            ready.series.write_timing(batch.start, self._turn, len(batch), made.seconds)
             if ready is reference:
                 plain = made.samples
             waiting += [made] if ready in lacking else []
@@ -178,14 +249,21 @@ class Runner:
                 waiting = []
 
     def _made(self, ready: Ready, batch: range) -> Made:
-        self.pipe.scheduler = self.schedulers[ready.method.name]
-        with ready.method.policy.applied(self.pipe) as evaluations:
+        method = ready.method
+        self.pipe.scheduler = self.schedulers[method.name]
+        with method.policy.applied(self.pipe) as evaluations:
             started = time.perf_counter()
-            samples = self._sample(ready.method, batch)
+            samples = self._sample(method, batch)
             seconds = time.perf_counter() - started
             counted = evaluations(len(batch))
-        _check(ready.method, counted)
-        return Made(ready, samples, counted, seconds)
+        if method.nfe is not None and any(nfe != method.nfe for nfe in counted):
+            raise PlanError(
+                f"method {method.name!r} made {counted[0]:g} evaluations per sample, but its budget is "
+                f"nfe={method.nfe}: the scheduler may call the network more often than the {method.steps} steps; write "
+                f"nfe={counted[0]:g}"
+            )
+        ready.series.write_timing(batch.start, self._turn, len(batch), seconds)
+        return Made(ready, samples, counted)
 
     def _sample(self, method: Method, batch: range, steps: int | None = None) -> Samples:
         model, seed = self.config.model, self.config.seed
@@ -215,11 +293,3 @@ class Runner:
 def _lacking(batch: range, methods: list[Ready], missing: dict[str, set[int]]) -> list[Ready]:
     """The methods that lack some sample of a batch."""
     return [ready for ready in methods if missing[ready.series.key] & {*batch}]
-
-
-def _check(method: Method, counted: list[float]) -> None:
-    if method.nfe is not None and any(nfe != method.nfe for nfe in counted):
-        raise PlanError(
-            f"method {method.name!r} made {counted[0]:g} evaluations per sample, but its budget is nfe={method.nfe}: "
-            f"the scheduler may call the network more often than the {method.steps} steps; write nfe={counted[0]:g}"
-        )
