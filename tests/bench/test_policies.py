@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 import thg
 from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
-from thg.bench.methods import as_policy
-from thg.bench.methods.adaptive_guidance import (
-    AdaptiveGuidance,
-    AdaptiveGuidancePolicy,
-    CosineRecorder,
-    find_threshold,
-)
+from thg.bench.methods import as_policy, methods, reference
 from thg.bench.methods.baselines import (
+    AdaptiveGuidance,
     CFGCache,
     CFGCacheFFT,
+    CFGGate,
+    CosineRecorder,
     GuidanceInterval,
     SelectiveGuidance,
+    StepAG,
+    find_threshold,
     weigh_frequencies,
 )
 from thg.bench.methods.policy import Guided, Pilot, PlainCFG
@@ -194,17 +193,35 @@ def test_an_interval_from_the_start_is_selective_guidance(pipe):
     assert torch.equal(interval, selective)
 
 
+def test_a_gate_holds_the_last_difference_of_its_first_steps():
+    plan = CFGGate(STEPS + 4).plan(RunInfo.of(STEPS))
+    assert plan == thg.Plan(STEPS, range(4), hare_order=1)
+    guide = CFGGate(STEPS + 4).guide(RunInfo.of(STEPS))
+    for step in range(4):
+        assert guide.evaluates(step)
+        guide.observe(step, (torch.zeros(1, 2),), (torch.full((1, 2), float(step)),))
+    assert not guide.evaluates(4)
+    assert torch.equal(guide.predict(9, (torch.zeros(1, 2),))[0], torch.full((1, 2), 3.0))
+
+
+def test_step_ag_is_selective_guidance_by_its_name(pipe):
+    assert methods()["step-ag"] is StepAG
+    assert "2506.08351" in reference(StepAG)
+    ours, _ = sample_under(pipe, Guided(StepAG(14)))
+    assert torch.equal(ours, sample_under(pipe, Guided(SelectiveGuidance(14)))[0])
+
+
 # -- adaptive guidance
 
 
 def test_adaptive_guidance_between_its_extremes(pipe):
-    never, always = AdaptiveGuidancePolicy(None, 1.0), AdaptiveGuidancePolicy(None, -1.0)
+    never, always = AdaptiveGuidance(threshold=1.0), AdaptiveGuidance(threshold=-1.0)
     latents, evaluations = sample_under(pipe, never)
     torch.testing.assert_close(latents, sample(pipe))
     assert evaluations == [2 * STEPS] * 2
     assert sample_under(pipe, always)[1] == [STEPS + 1] * 2  # the first step is always seen
     with pytest.raises(PlanError, match="cosine"):
-        AdaptiveGuidance(1.5)
+        AdaptiveGuidance(threshold=1.5)
 
 
 def recorded_curves(pipe, indices):
@@ -217,7 +234,7 @@ def recorded_curves(pipe, indices):
 def test_adaptive_guidance_decides_for_each_sample_alone(pipe):
     curves = recorded_curves(pipe, range(5))
     middle = sorted(row[0] for row in curves)[STEPS // 2]
-    policy = AdaptiveGuidancePolicy(None, middle)
+    policy = AdaptiveGuidance(threshold=middle)
     together, counts = sample_under(pipe, policy, indices=range(5))
     for i in range(5):
         alone, (count,) = sample_under(pipe, policy, indices=[i])
@@ -234,11 +251,11 @@ def test_the_threshold_search_predicts_what_runs_cost(pipe):
         sample(pipe, range(5))
 
     nfe = STEPS + 1
-    ready, measured = AdaptiveGuidancePolicy(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
+    ready, measured = AdaptiveGuidance(nfe).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
     _, counts = sample_under(pipe, ready, indices=range(5))
     assert sum(counts) / len(counts) == pytest.approx(measured["nfe_of_pilot"])
     assert abs(measured["nfe_of_pilot"] - nfe) <= 0.5
-    again, same = AdaptiveGuidancePolicy(nfe, None).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
+    again, same = AdaptiveGuidance(nfe).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
     assert (again, same) == (ready, measured)
     assert runs == 1  # what was measured before is used again
 

@@ -13,8 +13,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from thg.bench.methods.adaptive_guidance import AdaptiveGuidancePolicy
-from thg.bench.methods.baselines import CFGCache, CFGCacheFFT, CFGGate, GuidanceInterval, SelectiveGuidance, StepAG
+from thg.bench.methods.baselines import (
+    AdaptiveGuidance,
+    CFGCache,
+    CFGCacheFFT,
+    CFGGate,
+    GuidanceInterval,
+    SelectiveGuidance,
+    StepAG,
+)
 from thg.bench.methods.policy import Guided, PlainCFG, Policy
 from thg.bench.methods.predictors import HiCache, Spectrum, TaylorSeer
 from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered, Uniform, Within
@@ -33,7 +40,7 @@ BUILT_IN: dict[str, type] = {
     "selective-guidance": SelectiveGuidance,
     "step-ag": StepAG,
     "guidance-interval": GuidanceInterval,
-    "adaptive-guidance": AdaptiveGuidancePolicy,
+    "adaptive-guidance": AdaptiveGuidance,
     "thg": PaperPlan,
     "uniform": Uniform,
     "tapered": Tapered,

@@ -1,29 +1,35 @@
 """Baselines that change the unconditional branch alone: it is reused for some steps, or guidance is limited to a part.
 
-Each is set to an exact number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
-nfe - steps is the number of unconditional evaluations. A budget that cannot be met is an error. These are our own
-implementations; where a paper and its released code differ, the docstring of the class says so.
+Each is set to a number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
+nfe - steps is the number of unconditional evaluations. It is exact, but for Adaptive Guidance, which meets it in the
+mean. A budget that cannot be met is an error. These are our own implementations; where a paper and its released code
+differ, the docstring of the class says so.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from thg.bench.methods.policy import PlainGuide
+from thg.bench.methods.policy import Counted, Pilot, PlainGuide, Policy
+from thg.bench.tables import ConfigError
 from thg.errors import PlanError, UnsupportedPipelineError
+from thg.pipelines import enabled, summary
 from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
 from thg.plans.run import RunInfo, Term
 
 
-class Planned(ABC):
+class PlannedBaseline(ABC):
     """A baseline that is a plan for the guidance term."""
 
     @abstractmethod
@@ -34,7 +40,7 @@ class Planned(ABC):
 
 
 @dataclass(frozen=True)
-class CFGCache(Planned):
+class CFGCache(PlannedBaseline):
     """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
 
     After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
@@ -140,7 +146,7 @@ def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class CFGGate(Planned):
+class CFGGate(PlannedBaseline):
     """Both branches up to a step (the gate), which the budget sets; from there on the last difference is held."""
 
     paper: ClassVar[str] = "CFG gate (FastVideo, sglang): the last difference of the branches is held after a gate step"
@@ -152,7 +158,7 @@ class CFGGate(Planned):
 
 
 @dataclass(frozen=True)
-class SelectiveGuidance(Planned):
+class SelectiveGuidance(PlannedBaseline):
     """Guidance in the first part of the run only; the rest is conditional. The budget sets where it ends."""
 
     paper: ClassVar[str] = "Golnari et al., Selective Guidance, 2023: e = e_c + (w - 1) d for the first steps, then e_c"
@@ -207,3 +213,132 @@ class IntervalGuide(PlainGuide):
 
     def evaluates(self, step: int) -> bool:
         return self._first <= step < self._end
+
+
+# -- Adaptive Guidance
+
+BUDGET_TOLERANCE = 0.05
+"""Relative deviation of the mean from a budget that is allowed: the last guided step jumps with the threshold."""
+
+
+@dataclass(frozen=True)
+class AdaptiveGuidance(Policy):
+    """Guidance until the two branches are nearly parallel: when cos(e_c, e_u) of a sample reaches the threshold, the
+    rest of its run is conditional.
+
+    Each sample has its own last guided step, independent of its batch; the network evaluates the unconditional branch
+    of a batch until its last sample has stopped. The evaluations of each sample are counted, as in the paper. A budget
+    is met in the mean over samples, by a search for the threshold on the pilot (`find_threshold`).
+    """
+
+    nfe: int | None = None
+    threshold: float | None = None
+    paper: ClassVar[str] = "Castillo et al., Adaptive Guidance, 2023: e_c alone once cos(e_c, e_u) >= threshold"
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if (self.nfe is None) == (self.threshold is None):
+            raise ConfigError("adaptive-guidance takes exactly one of nfe = 70 and threshold = 0.99")
+        if self.threshold is not None and not -1 <= self.threshold <= 1:
+            raise PlanError(f"the threshold is a cosine, from -1 to 1, not {self.threshold:g}")
+
+    @property
+    def needs_preparation(self) -> bool:
+        return self.threshold is None
+
+    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+        if self.nfe is None:
+            return self, {}
+        if "threshold" in known:
+            return AdaptiveGuidance(threshold=known["threshold"]), dict(known)
+        recorder = CosineRecorder()
+        with enabled(pilot.pipe, recorder):
+            pilot.run()
+        threshold, nfe = find_threshold(recorder.curves, self.nfe)
+        measured = {"threshold": threshold, "nfe_of_pilot": nfe, "pilot": len(recorder.curves[0])}
+        return AdaptiveGuidance(threshold=threshold), measured
+
+    @contextmanager
+    def applied(self, pipe: Any) -> Iterator[Counted]:
+        assert self.threshold is not None
+        guide = AdaptiveGuide(self.threshold)
+        with enabled(pipe, guide):
+            yield lambda size: [float(summary(pipe).steps + count) for count in guide.counts]
+
+
+class AdaptiveGuide(PlainGuide):
+    """A run of `AdaptiveGuidance`. counts: how often the unconditional branch of each sample counted."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._active: Tensor | None = None  # one flag per sample
+        self.counts: list[int] = []
+
+    def guide(self, run: RunInfo) -> Guide:
+        self._active, self.counts = None, []
+        return self
+
+    def evaluates(self, step: int) -> bool:
+        return self._active is None or bool(self._active.any())
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        cosines = _cosines(conditional, term)
+        active = torch.ones_like(cosines, dtype=torch.bool) if self._active is None else self._active
+        before = self.counts or [0] * len(active)
+        self.counts = [count + int(still) for count, still in zip(before, active.tolist(), strict=True)]
+        self._active = active & (cosines < self._threshold)
+        return None if bool(active.all()) else tuple(p * active.view(-1, *[1] * (p.ndim - 1)) for p in term)
+
+
+class CosineRecorder(PlainGuide):
+    """Plain CFG that records cos(e_c, e_u) of each sample at each step, for `find_threshold`."""
+
+    def __init__(self) -> None:
+        self.curves: list[list[float]] = []  # one list per step
+
+    def guide(self, run: RunInfo) -> Guide:
+        self.curves = []
+        return self
+
+    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        self.curves.append(_cosines(conditional, term).tolist())
+        return None
+
+
+def _cosines(conditional: Term, term: Term) -> Tensor:
+    """cos(e_c, e_u) of each sample, over all tensors of the output together."""
+    if len(conditional) != len(term):
+        raise UnsupportedPipelineError("Adaptive Guidance is defined for two branches; this pipeline has more")
+    e_c = torch.cat([part.float().flatten(1) for part in conditional], dim=1)
+    e_u = e_c - torch.cat([part.float().flatten(1) for part in term], dim=1)
+    return torch.nn.functional.cosine_similarity(e_c, e_u, dim=1)
+
+
+def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
+    """The threshold whose mean number of evaluations on recorded runs is nearest to a budget, and that mean.
+
+    curves: of `CosineRecorder`, one list of cosines (one per sample) for each step. Until a sample's guidance ends, its
+    run under Adaptive Guidance is its run under plain CFG, so the counts are exact for these samples.
+    """
+    steps = len(curves)
+    wanted = evaluations_for(nfe, steps)
+    by_sample = [[row[k] for row in curves] for k in range(len(curves[0]))]
+
+    def mean_evaluations(threshold: float) -> float:
+        ends = (next((i + 1 for i, c in enumerate(cosines) if c >= threshold), steps) for cosines in by_sample)
+        return math.fsum(ends) / len(by_sample)
+
+    levels = sorted({-1.0, 1.0, *(min(c, 1.0) for row in curves for c in row)})
+    borders = [(low + high) / 2 for low, high in pairwise(levels)]
+    low, high = 0, len(borders) - 1
+    while low < high:  # the mean grows with the threshold
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if mean_evaluations(borders[middle]) < wanted else (low, middle)
+    best = min(borders[max(0, low - 1) : low + 1], key=lambda border: abs(mean_evaluations(border) - wanted))
+    reached = mean_evaluations(best)
+    if abs(reached - wanted) > BUDGET_TOLERANCE * nfe:
+        raise PlanError(
+            f"Adaptive Guidance cannot meet nfe={nfe} here: the nearest threshold, {best:.6f}, gives "
+            f"{steps + reached:.2f} evaluations on average; choose another nfe, or set a threshold"
+        )
+    return best, steps + reached

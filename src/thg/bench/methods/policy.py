@@ -8,7 +8,6 @@ policy.prepare(pilot)   measurements needed once before the comparison (a thresh
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -44,7 +43,7 @@ class Pilot:
     call: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Policy(ABC):
+class Policy:
     """A method of the benchmark. The fields of a dataclass are its options. `paper`: its reference.
 
     exact: an option `nfe` is the number of evaluations of every sample, not of their mean. packages: whose versions
@@ -60,9 +59,9 @@ class Policy(ABC):
         """Whether `prepare` has to measure something."""
         return False
 
-    @abstractmethod
     def applied(self, pipe: Any) -> AbstractContextManager[Counted]:
         """Applies this policy to the pipeline within a block."""
+        raise NotImplementedError(f"{type(self).__name__} runs only after its preparation")
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         """Evaluations per sample, or None if known only after the run. Raises PlanError if they are invalid."""

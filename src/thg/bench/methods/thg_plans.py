@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thg.bench.methods.policy import Counted, Guided, Pilot, Policy
+from thg.bench.methods.policy import Guided, Pilot, Policy
 from thg.bench.tables import ConfigError, FilePath, nearest
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.pipelines import enabled, summary
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned, tapered, uniform
@@ -57,17 +55,16 @@ class Within:
 
 @dataclass(frozen=True)
 class Calibrated(Policy):
-    """A planner of `thg.Profile`.
+    """A plan of `thg.Profile`, which is followed once it is prepared.
 
     planner: arguments of `Profile.planner` (rho for the paper's Algorithm 2, nfe for ours).
-    profile: the file; without one, `calibrate` prompts are measured. plan: the resulting plan.
+    profile: the file; without one, `calibrate` prompts are measured.
     """
 
     planner: dict[str, Any] = field(default_factory=dict)
     profile: Path | None = None
     calibrate: int = 32
     nfe: int | None = None
-    plan: Plan | None = None
 
     @property
     def needs_preparation(self) -> bool:
@@ -80,20 +77,15 @@ class Calibrated(Policy):
         return Plan.from_dict(prepared["plan"]) if "plan" in prepared else None
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        if "plan" in known:
-            return replace(self, plan=Plan.from_dict(known["plan"])), dict(known)
-        plan = self._from_file(pilot.steps, pilot.guidance_scale) if self.profile else self._measured(pilot)
+        plan = self.plan_of(pilot.steps, known)
+        if plan is None:
+            plan = self._from_file(pilot.steps, pilot.guidance_scale) if self.profile else self._measured(pilot)
         if self.nfe is not None and plan.nfe != self.nfe:
             raise PlanError(
                 f"the calibrated plan makes {plan.nfe} evaluations, but the budget is nfe={self.nfe}; remove nfe, "
                 "or change rho"
             )
-        return replace(self, plan=plan), {"plan": json.loads(plan.to_json())}
-
-    @contextmanager
-    def applied(self, pipe: Any) -> Iterator[Counted]:
-        with enabled(pipe, self.plan):
-            yield lambda size: [float(summary(pipe).nfe)] * size
+        return Guided(Planned(Fixed(plan))), {"plan": json.loads(plan.to_json())}
 
     def _from_file(self, steps: int, guidance_scale: float) -> Plan:
         assert self.profile is not None
@@ -104,11 +96,10 @@ class Calibrated(Policy):
             raise ConfigError(
                 f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"
             )
-        prompts = pilot.prompts[: self.calibrate]
         paper = "rho" in self.planner or self.planner.get("method") == "algorithm2"
         profile = calibrate(
             pilot.pipe,
-            prompts,
+            pilot.prompts[: self.calibrate],
             steps=pilot.steps,
             guidance_scale=pilot.guidance_scale,
             sensitivity=0 if paper else 1,

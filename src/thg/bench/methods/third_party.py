@@ -8,13 +8,12 @@ number of evaluations of thg's plan.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thg.bench.methods.policy import Counted, Pilot, Policy
@@ -30,14 +29,9 @@ class CacheError(THGError):
 
 @dataclass(frozen=True)
 class ThirdPartyCache(Policy):
-    """A third-party cache.
-
-    thg: evaluations of the `tapered` plan combined with it; None: the cache alone. counted: its cost in evaluations,
-    measured on the pilot in a separate run, so that counting does not slow timed runs.
-    """
+    """A third-party cache. thg: evaluations of the `tapered` plan combined with it; None: the cache alone."""
 
     thg: int | None = None
-    counted: float | None = field(default=None, init=False)
 
     @property
     def needs_preparation(self) -> bool:
@@ -56,8 +50,9 @@ class ThirdPartyCache(Policy):
             yield
 
     def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+        """Counts its cost on the pilot, in a separate run, so that counting does not slow timed runs."""
         if "nfe" in known:
-            return self._with_cost(known["nfe"]), dict(known)
+            return CountedCache(self, known["nfe"]), dict(known)
         with counted_work(pilot.pipe) as work:
             pilot.run()
         plain = work.count
@@ -72,19 +67,20 @@ class ThirdPartyCache(Policy):
                 f"{type(self).__name__} fails on {type(pilot.pipe).__name__} ({type(error).__name__}: {reason})"
             ) from error
         nfe = 2 * pilot.steps * work.count / plain
-        return self._with_cost(nfe), {"nfe": nfe}
+        return CountedCache(self, nfe), {"nfe": nfe}
 
-    def _with_cost(self, nfe: float) -> ThirdPartyCache:
-        ready = copy.copy(self)
-        object.__setattr__(ready, "counted", nfe)
-        return ready
+
+@dataclass(frozen=True)
+class CountedCache(Policy):
+    """A third-party cache whose cost in network evaluations is known."""
+
+    cache: ThirdPartyCache
+    nfe: float
 
     @contextmanager
     def applied(self, pipe: Any) -> Iterator[Counted]:
-        if (nfe := self.counted) is None:
-            raise CacheError(f"{type(self).__name__} was not prepared")
-        with self.together(pipe):
-            yield lambda size: [nfe] * size
+        with self.cache.together(pipe):
+            yield lambda size: [self.nfe] * size
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def garment_metrics(judge: Judge) -> list[Metric]:
 
 
 def emoji_metrics(judge: EmojiJudge, names: EmojiNames) -> list[Metric]:
-    """Share of the pictures whose prompt is the best, or among the best five, of all captions; distance from real ones."""
+    """Share of the pictures whose prompt is the best, or of the best five, of all captions; distance from real ones."""
     captions = names.captions
 
     @lru_cache(maxsize=1)
