@@ -25,6 +25,7 @@ from diffusers.hooks.hooks import CacheContext, _set_cache_context
 import thg
 from thg.bench.methods.third_party import CacheDiT, DeepCache, ThirdPartyCache
 from thg.counting import counted_work
+from thg.environment import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr, worst_mean
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
@@ -35,7 +36,7 @@ HEAD = """# Beyond twice as fast
 
 By `python benchmarks/beyond_twice.py`, {steps} steps, {samples} samples in one batch: work in the layers that ran, in
 per cent of plain CFG's, and PSNR to plain CFG with the same seed, mean and mean of the worst 5 % (of one sample at
-least)."""
+least). {date}, commit {commit}."""
 COLUMNS = "| method | setting | work, % | PSNR, dB | worst 5 % |\n|---|---|---:|---:|---:|"
 
 
@@ -154,7 +155,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder for report.md")
     options = parser.parse_args()
     logging.getLogger("cache_dit").setLevel(logging.ERROR)
-    report = [HEAD.format(steps=STEPS, samples=options.samples)]
+    about = environment("cpu")
+    date, commit = about["date"], about["commit"] or "unknown"
+    report = [HEAD.format(steps=STEPS, samples=options.samples, date=date, commit=commit)]
     for model in options.model:
         bench = Bench(model, options.samples)
         report.append(f"\n## {model}\n\n{COLUMNS}")
