@@ -61,7 +61,7 @@ class Policy:
 
     def applied(self, pipe: Any) -> AbstractContextManager[Counted]:
         """Applies this policy to the pipeline within a block."""
-        raise NotImplementedError(f"{type(self).__name__} runs only after its preparation")
+        raise PlanError(f"{type(self).__name__} runs only after its preparation")
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         """Evaluations per sample, or None if known only after the run. Raises PlanError if they are invalid."""
