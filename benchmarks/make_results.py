@@ -29,7 +29,11 @@ PARTS = [*TABLES, *SCRIPTS]
 def command(part: str, out: Path, count: int | None) -> list[str]:
     """The arguments of Python that measure a part, on fewer samples if `count` is given."""
     if part in SCRIPTS:
-        fewer = {"enable": "--repeats 1", "beyond": f"--samples {count}", "harness": "--samples 100 400"}[part]
+        fewer = {
+            "enable": "--repeats 1 --steps 20",
+            "beyond": f"--samples {count}",
+            "harness": "--repeats 1 --samples 50 200",
+        }[part]
         return [str(HERE / SCRIPTS[part]), "--out", str(out), *(fewer.split() if count else [])]
     table = TABLES[part]
     config = [] if table is None else ["--config", str(HERE / f"{table}.toml")]
