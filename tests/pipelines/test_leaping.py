@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, Case
-from tests.adapter.families.case import Broken, Rows
-from tests.adapter.families.pictures import sd3
-from tests.adapter.families.stable_diffusion import sd15
+from tests.pipelines.families import FAMILIES, Case
+from tests.pipelines.families.case import Broken, Rows
+from tests.pipelines.families.pictures import sd3
+from tests.pipelines.families.stable_diffusion import sd15
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
 import thg
-from tests.adapter import own_pipelines as own
+from tests.pipelines import own_pipelines as own
 
 WORDS = ["a dark ankle boot", "a pale dress"]
 STEPS, W = 8, 5.0
