@@ -28,8 +28,7 @@ def made(name: str, steps: int = 12, **options):
 
 
 def response(scheduler):
-    measured = scheduler_response(*host_copy(scheduler, scheduler.timesteps))
-    return measured.response, measured.reason
+    return scheduler_response(*host_copy(scheduler, scheduler.timesteps))
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from thg.pipelines.calls import Call, at_least_float32, rows_of
-from thg.pipelines.describe import describe
+from thg.pipelines.describe import describe, obstacle_in
 from thg.pipelines.identity import fingerprint
 from thg.pipelines.run import LENGTH, PipelineRun
-from thg.pipelines.watch import obstacle_in
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
