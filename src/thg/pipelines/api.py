@@ -125,7 +125,10 @@ def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float
     """The plan that a run would follow, before it runs: `print(thg.preview(pipe, steps=30))`.
 
     plan: as for `enable`; by default the one that is enabled, or thg's default. steps, guidance_scale: of the run.
+    Of a pipeline that runs others, the last of them is meant.
     """
+    if isinstance(layout := layout_of(pipe), Delegates):
+        pipe = _parts(pipe, layout)[-1]
     maker = guide_maker(plan)
     if plan is None:
         owner, found = owner_of(pipe), remembered(pipe)
@@ -172,9 +175,9 @@ def usual_guidance(pipe: Any) -> float:
 def _run_of(pipe: Any, steps: int, guidance_scale: float | None) -> RunInfo:
     """The run of a call with these arguments, as far as it is known before."""
     if not _has_scheduler(pipe):
-        layout = layout_of(pipe)
-        hint = f"; ask for pipe.{layout.parts[-1]}, which it runs" if isinstance(layout, Delegates) else ""
-        raise UnsupportedPipelineError(f"{type(pipe).__name__} has no scheduler with set_timesteps{hint}")
+        raise UnsupportedPipelineError(
+            f"{type(pipe).__name__} has no scheduler with set_timesteps, so its steps are not known before a run"
+        )
     run = known_run(copy.deepcopy(pipe.scheduler), steps)
     branches = 1 if guidance_scale is not None and guidance_scale <= 1 else 2
     return replace(run, guidance_scale=guidance_scale, branches=branches)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.substitute import original_class
 from thg.plans.run import Term
 
-Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 Place = int | str  # of an argument: its index, or its name
 
 _SAMPLE = ("sample", "hidden_states", "x", "latents")
@@ -37,22 +37,17 @@ _TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
 class Call:
     """A call of a network that has not run yet. `call()` runs it.
 
-    name: of the network in the pipeline. context: the pipeline's current cache context.
+    module: the network. name: its name in the pipeline. context: the pipeline's current cache context.
     """
 
-    network: Network
+    module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str = ""
     context: str = ""
 
     def __call__(self) -> Any:
-        return self.network(*self.args, **self.kwargs)
-
-    @property
-    def module(self) -> Any:
-        """The network."""
-        return self.network.args[0]
+        return original_class(self.module).__call__(self.module, *self.args, **self.kwargs)
 
     @property
     def sample(self) -> Any:

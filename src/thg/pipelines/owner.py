@@ -184,16 +184,15 @@ def _arguments_of(call: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def _answered(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A network's `__call__`, which the current run answers."""
-    plain = functools.partial(original_class(self).__call__, self)
     names = _networks.get(self, {})
     here = _current.get()
     if here is not None and here.owner in names:
-        return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
+        return here.answer(Call(self, args, kwargs, names[here.owner], here.context))
     if here is None:
         for owner in names:
             if owner.run is not None:
                 owner.run.calls_outside += 1
-    return plain(*args, **kwargs)
+    return original_class(self).__call__(self, *args, **kwargs)
 
 
 @contextmanager
