@@ -31,16 +31,13 @@ Measured = tuple[Response | None, str]
 _cache: OrderedDict[Any, Measured] = OrderedDict()
 
 
-def describe(
-    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None
-) -> RunInfo:
+def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
-    may begin later than the time steps. steps: their number, if the run ends before the last of them.
+    may begin later than the time steps.
     """
     scheduler, calls = host_copy(scheduler, timesteps, first)
-    calls = calls[:steps]
     times = [float(t) for t in calls]
     log_snr = _log_snr(scheduler, times)
     # calls at one noise level share a position; times may be rounded, so that different levels have one time

@@ -29,10 +29,9 @@ from thg.pipelines.calls import (
     unconditional,
 )
 from thg.pipelines.check import Guided, Step, scale_of, verify
-from thg.pipelines.describe import describe, obstacle_in
-from thg.pipelines.identity import fingerprint
+from thg.pipelines.describe import obstacle_in
 from thg.pipelines.layouts import Batched, Sequential, in_words
-from thg.pipelines.run import LENGTH, PipelineRun
+from thg.pipelines.run import BROKEN, PipelineRun
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.plan import Plan
 from thg.plans.report import Summary
@@ -337,16 +336,11 @@ class GuidedRun(PipelineRun):
 
     def _described(self, call: Call) -> RunInfo:
         scheduler, layout = self.pipe.scheduler, self._layout
+        obstacle = RESCALES if isinstance(layout, Sequential) and layout.rescales else ""
         begin = getattr(scheduler, "begin_index", None)
-        steps = getattr(self.pipe, LENGTH, None)  # of its loop, which may end before the scheduler's last time step
-        run = describe(
-            scheduler,
-            scheduler.timesteps[begin or 0 :],
-            RESCALES if isinstance(layout, Sequential) and layout.rescales else "",
-            call.time if begin is None else None,
-            steps if isinstance(steps, int) and steps > 0 else None,
-        )
-        return replace(run, guidance_scale=self._scale(self.checked), network=fingerprint(self.pipe))
+        first = call.time if begin is None else None
+        run = self.described(scheduler, scheduler.timesteps[begin or 0 :], obstacle, first)
+        return replace(run, guidance_scale=self._scale(self.checked))
 
     def close(self) -> None:
         """Ends a pass: drops everything that holds tensors, and keeps what the summary needs."""
@@ -368,19 +362,15 @@ class GuidedRun(PipelineRun):
         checked, words = self.checked, ""
         if checked is not None and checked.w is not None:
             words = f"{in_words(self._layout)}, w = {checked.w:.3g}" + (", rescaled" if checked.rescaled else "")
-        return Summary(
-            pipeline=self.name,
+        return self.summed_up(
+            self._notes(guided),
             steps=sum(own.info.steps for own in self.passes),
             nfe=sum(self.evaluations) + uncounted,
             cfg_nfe=sum(self.plain_evaluations) + uncounted,
-            evaluations=tuple(self.evaluations),
-            seconds=self.ended - self.started,
             plan=guided[-1].plan if guided else None,
             finished=not self.failed and (uncounted > 0 or all(own.finished for own in self.passes)),
-            note="; ".join(note for note in dict.fromkeys(self._notes(guided)) if note),
             finite=all(all(own.finite) for own in self.passes),
             sections=len(self.passes),
-            caches=self.cache_names,
             estimated_error=None if error is None else tuple(error.tolist()),
             layout=self._layout,
             checked=words,
@@ -393,7 +383,7 @@ class GuidedRun(PipelineRun):
         elif self.passes and not guided:
             yield "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
         if not all(all(own.finite) for own in self.passes):
-            yield "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
+            yield BROKEN
         else:
             yield from (own.note for own in guided)
         yield self._note_on_scales()
