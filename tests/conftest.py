@@ -24,10 +24,10 @@ atexit.register(shutil.rmtree, os.environ["THG_CACHE"], ignore_errors=True)
 
 
 LONGEST = (  # files that take half a minute and more: they start first, so that no worker ends up with one alone
-    *("adapter/test_enable.py", "adapter/test_families.py", "device/test_device.py", "test_docs.py"),
-    *("test_examples.py", "adapter/test_caches.py", "pipelines/test_leaping.py", "release/test_wheel.py"),
+    *("pipelines/test_enable.py", "pipelines/test_families.py", "device/test_device.py", "test_docs.py"),
+    *("test_examples.py", "pipelines/test_caches.py", "pipelines/test_leaping.py", "release/test_wheel.py"),
     *("bench/test_runner.py", "bench/test_stages.py", "models/test_training.py", "studio/test_page.py"),
-    *("release/test_many_runs.py", "bench/test_scale.py", "adapter/test_runs.py", "adapter/test_own_pipelines.py"),
+    *("release/test_many_runs.py", "bench/test_scale.py", "pipelines/test_runs.py", "pipelines/test_own_pipelines.py"),
 )
 
 

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         enable,
         enabled,
         is_enabled,
+        plan_for,
         preview,
         summary,
         supported,
     )
-    from thg.pipelines.budget import plan_for
     from thg.pipelines.guider import TortoiseHareGuidance
     from thg.plans.fidelity import within
     from thg.plans.plan import Plan
@@ -82,7 +82,6 @@ __all__ = [
 _public = lazy_names(
     __name__,
     {
-        "thg.pipelines.budget": ("plan_for",),
         "thg.pipelines.guider": ("TortoiseHareGuidance",),
         "thg.ode.diffusers_schedule": ("read_schedule",),
         "thg.calibration": ("calibrate", "tune"),
@@ -98,6 +97,7 @@ _public = lazy_names(
             "enable",
             "enabled",
             "is_enabled",
+            "plan_for",
             "preview",
             "summary",
             "supported",

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import thg
-from tests.adapter.families.video import cogvideox
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
+from tests.pipelines.families.video import cogvideox
 from thg.bench.methods import as_policy, methods, reference
 from thg.bench.methods.baselines import (
     AdaptiveGuidance,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, Case
-from tests.adapter.families.pictures import sd3
-from tests.adapter.families.stable_diffusion import sd15
 from tests.device.accelerator import NAME, ToyTensor, counted_waits
+from tests.pipelines.families import FAMILIES, Case
+from tests.pipelines.families.pictures import sd3
+from tests.pipelines.families.stable_diffusion import sd15
 from thg.ode.scheduler_table import SCHEDULERS
 
 PACKAGE = Path(thg.__file__).parent

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families.stable_diffusion import sd15
 from tests.device.accelerator import NAME, ToyTensor, counted_waits
+from tests.pipelines.families.stable_diffusion import sd15
 from thg.ode import ddim
 
 STEPS = 8

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, Case
-from tests.adapter.families.case import Broken, Rows
-from tests.adapter.families.pictures import sd3
-from tests.adapter.families.stable_diffusion import sd15
+from tests.pipelines.families import FAMILIES, Case
+from tests.pipelines.families.case import Broken, Rows
+from tests.pipelines.families.pictures import sd3
+from tests.pipelines.families.stable_diffusion import sd15
 
 torch.set_num_threads(1)
 
@@ -153,10 +153,11 @@ def test_what_clips_is_not_predicted():
 
 
 def with_callback(
-    case: Case, change: Callable[[Any, int, dict[str, Any]], dict[str, Any]], inputs: list[str]
+    case: Case, change: Callable[[Any, int, dict[str, Any]], dict[str, Any]], inputs: list[str], guided: bool = True
 ) -> Tensor:
     return case.run(
         steps=24,
+        guided=guided,
         callback_on_step_end=lambda pipe, step, time, values: change(pipe, step, values),
         callback_on_step_end_tensor_inputs=inputs,
     )
@@ -204,6 +205,28 @@ def test_guidance_that_is_switched_off_is_a_break():
     summary = thg.summary(case.pipe)
     assert summary.evaluations == (*[2] * 9, 0, 1, 1, *[0] * 11, 1)
     assert summary.cfg_nfe == 10 * 2 + 14
+
+
+@pytest.mark.parametrize("plan", [thg.Plan(24, (*range(9), 23), skips="network"), thg.tapered(14)])
+def test_guidance_that_begins_late_is_a_break(plan):
+    case = sd15()
+    given = case.inputs((0,))
+
+    def change(pipe, step, values):
+        if step != 9:
+            return {}
+        pipe._guidance_scale = 5.0
+        return {"prompt_embeds": torch.cat([given["negative_prompt_embeds"], given["prompt_embeds"]])}
+
+    plain = with_callback(case, change, ["prompt_embeds"], guided=False)
+    thg.enable(case.pipe, plan)
+    found = with_callback(case, change, ["prompt_embeds"], guided=False)
+    summary = thg.summary(case.pipe)
+    assert summary.cfg_nfe == 10 + 14 * 2
+    assert summary.evaluations[10:12] == (2, 2), "evaluates twice, and leaps again"
+    assert 0 in summary.evaluations[12:]
+    assert set(summary.evaluations[:10]) == {0, 1}
+    assert relative(found, plain) < 0.3
 
 
 def test_a_copy_of_the_scheduler_has_a_history_of_its_own():
@@ -281,6 +304,24 @@ def test_enabled_gives_back_what_was_before():
     assert torch.equal(case.run(steps=STEPS), half)
     thg.disable(case.pipe)
     assert torch.equal(case.run(steps=STEPS), plain)
+
+
+def test_a_calibration_leaves_an_enabled_pipeline_as_it_was():
+    pipe: Any = thg.shipped_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    thg.enable(pipe, HALF)
+    thg.calibrate(pipe, ["a dark ankle boot"], steps=4, sensitivity=0, progress=False)
+    assert thg.preview(pipe, steps=20) == thg.preview(pipe, HALF, steps=20) != thg.preview(pipe, 0.7, steps=20)
+
+
+def test_the_preview_of_a_pipeline_that_runs_others():
+    class Both(diffusers.KandinskyV22CombinedPipeline):
+        def __init__(self, part: Any) -> None:
+            self.prior_pipe = self.decoder_pipe = part
+
+    case = sd15()
+    thg.enable(case.pipe, HALF)
+    assert thg.preview(Both(case.pipe), steps=20) == thg.preview(case.pipe, HALF, steps=20)
 
 
 def test_short_forms():

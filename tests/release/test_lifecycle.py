@@ -1,6 +1,6 @@
 """enable, run, break off, disable, other plans, steps and batches, in any order: always as on a fresh pipeline.
 
-On a pipeline with one batched call a step (as in tests/adapter, with more kinds of plans here), and on one with two.
+On a pipeline with one batched call a step (as in tests/pipelines, with more kinds of plans here), and on one with two.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 import thg
-from tests.adapter.families import FAMILIES, Broken, Rows
+from tests.pipelines.families import FAMILIES, Broken, Rows
 
 STEPS = st.integers(1, 5)
 PLANNERS = st.builds(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thg
-from tests.adapter.families import FAMILIES, Broken, Rows
+from tests.pipelines.families import FAMILIES, Broken, Rows
 
 RUNS = 100  # one object more per run would exceed the tolerance
 

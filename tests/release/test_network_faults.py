@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import thg
-from tests.adapter.families import FAMILIES
+from tests.pipelines.families import FAMILIES
 from tests.release.commands import refused
 from thg.models import shipped_path
 from thg.ode.diffusers_schedule import read_schedule

@@ -24,8 +24,8 @@ from thg.errors import ProfileError
 from thg.ode.guidance import Interval
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
+from thg.pipelines.identity import identity, place_of
 from thg.pipelines.layouts import Batched, Sequential
-from thg.pipelines.remembered import identity, place_of
 from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.planners import Planner, tapered
 from thg.plans.prior import PRIOR

@@ -13,7 +13,7 @@ from thg.cli import pipelines
 from thg.cli.calibrate import prompts_of, refuse_noise
 from thg.cli.sampling import explained_errors
 from thg.models import DEFAULT_CALL
-from thg.pipelines.remembered import place_of
+from thg.pipelines.identity import place_of
 from thg.plans.tuned import Tuned
 
 SHIPPED_SAMPLES = 16

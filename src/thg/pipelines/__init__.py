@@ -1,6 +1,6 @@
 """thg on diffusers pipelines."""
 
-from thg.pipelines.api import Support, disable, enable, enabled, is_enabled, preview, summary, supported
+from thg.pipelines.api import Support, disable, enable, enabled, is_enabled, plan_for, preview, summary, supported
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.report import Summary
 
@@ -13,6 +13,7 @@ __all__ = [
     "enable",
     "enabled",
     "is_enabled",
+    "plan_for",
     "preview",
     "summary",
     "supported",

@@ -1,8 +1,9 @@
-"""enable, disable, enabled and summary, for diffusers pipelines."""
+"""enable, disable and what a user asks about it: for diffusers pipelines."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,15 +11,19 @@ from typing import Any
 
 import torch
 
-from thg.errors import THGError, UnsupportedPipelineError
+from thg.errors import PlanError, THGError, UnsupportedPipelineError
 from thg.pipelines.describe import known_run
-from thg.pipelines.identity import fingerprint
+from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
-from thg.pipelines.owner import enable_guide, enable_leaps, owner_of
+from thg.pipelines.owner import EnabledPipeline, owner_of
+from thg.plans.fidelity import most_steps
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
-from thg.plans.planners import Choice, Planned, guide_maker
+from thg.plans.planners import Choice, Planned, Tapered, guide_maker, tapered
 from thg.plans.report import Summary, combined
+from thg.plans.run import RunInfo
+
+USUAL_GUIDANCE = 5.0
 
 
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Any:
@@ -38,21 +43,21 @@ def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | Non
             enable(part, plan)
         return pipe
     disable(pipe)
-    if isinstance(maker, Planned) and maker.skips == "network":
-        enable_leaps(pipe, maker, tuned=plan is None)
-    else:
-        enable_guide(pipe, maker, own)
+    EnabledPipeline(pipe, maker, own, tuned=plan is None)
     return pipe
 
 
-def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMaker, Any]:
-    """What follows the plan, and the pipeline's layout. Raises an error for what cannot be enabled."""
+def _enabling(
+    pipe: Any, plan: Choice, layout: Any
+) -> tuple[Planned | GuideMaker, Batched | Sequential | Delegates | None]:
+    """What follows the plan, and the layout that it needs. Raises an error for what cannot be enabled."""
     maker = guide_maker(plan)
     own = layout if layout is not None else layout_of(pipe)
     _check(pipe, own)
-    whole = isinstance(maker, Planned) and maker.skips == "network"
-    if whole and not (isinstance(own, Refused) and own.entirely):
+    if isinstance(own, Delegates):
         return maker, own
+    if isinstance(maker, Planned) and maker.skips == "network" and not (isinstance(own, Refused) and own.entirely):
+        return maker, None
     if isinstance(own, Refused):
         raise UnsupportedPipelineError(f"thg cannot follow this plan on {type(pipe).__name__}: {own.why}")
     if own is None:
@@ -62,18 +67,14 @@ def _enabling(pipe: Any, plan: Choice, layout: Any) -> tuple[Planned | GuideMake
 
 def disable(pipe: Any) -> None:
     """Undoes `enable` and restores the pipeline. Does nothing on a pipeline that is not enabled."""
-    owner = owner_of(pipe)
-    if owner is not None:
-        owner.undo(pipe)
-        return
-    for part in _enabled_parts(pipe):
-        disable(part)
+    for part, owner in _owners(pipe).items():
+        owner.undo(part)
 
 
 @contextmanager
 def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Iterator[Any]:
     """`enable` within a block. Afterwards, also when the block raises, the pipeline is as it was before."""
-    before = {part: owner for part in _all_parts(pipe) if (owner := owner_of(part)) is not None}
+    before = _owners(pipe)
     try:
         yield enable(pipe, plan, layout=layout)
     finally:
@@ -84,7 +85,7 @@ def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | No
 
 def is_enabled(pipe: Any) -> bool:
     """Is thg enabled on this pipeline?"""
-    return any(owner_of(part) is not None for part in _all_parts(pipe))
+    return bool(_owners(pipe))
 
 
 @dataclass(frozen=True)
@@ -107,31 +108,79 @@ def supported(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | 
     return Support(True)
 
 
+def summary(pipe: Any) -> Summary:
+    """The cost of the last run of an enabled pipeline."""
+    owners = _owners(pipe)
+    if not owners:
+        raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
+    if pipe in owners:
+        return owners[pipe].summary()
+    return combined(type(pipe).__name__, [owner.summary() for owner in owners.values()])
+
+
+# -- before a run
+
+
 def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float | None = None) -> Plan:
     """The plan that a run would follow, before it runs: `print(thg.preview(pipe, steps=30))`.
 
     plan: as for `enable`; by default the one that is enabled, or thg's default. steps, guidance_scale: of the run.
+    Of a pipeline that runs others, the last of them is meant.
     """
-    owner = owner_of(pipe)
-    maker = guide_maker(plan) if plan is not None or owner is None else owner.maker
+    if isinstance(layout := layout_of(pipe), Delegates):
+        pipe = _parts(pipe, layout)[-1]
+    maker = guide_maker(plan)
+    if plan is None:
+        owner, found = owner_of(pipe), remembered(pipe)
+        maker = owner.maker(pipe) if owner is not None else maker if found is None else Planned(found)
+    run = replace(_run_of(pipe, steps, guidance_scale), network=fingerprint(pipe))
+    planned = maker.planner.plan(run) if isinstance(maker, Planned) else maker.guide(run).plan
+    if planned is None:
+        raise THGError(f"{maker!r} follows no plan: it decides at each step")
+    return planned
+
+
+def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tuple[int, Tapered]:
+    """Steps and planner for a total number of network evaluations, with the pipeline's scheduler.
+
+        steps, planner = thg.plan_for(pipe, nfe=40)
+        thg.enable(pipe, planner)
+        pipe("a light dress", num_inference_steps=steps)
+
+    Steps at which nothing runs are nearly free: there are five for each evaluated one, which ends closest to the
+    converged result, above all with a second-order scheduler. Plain CFG would have half as many steps as evaluations.
+
+    nfe: evaluations per sample. guidance_scale: as the pipeline will be used; its own default unless set.
+    """
+    if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2:
+        raise PlanError(f"nfe must be a number of evaluations such as 40, not {nfe!r}")
+    if not _has_scheduler(pipe):
+        raise UnsupportedPipelineError(
+            f"{type(pipe).__name__} has no scheduler with set_timesteps; choose the steps, and thg.tapered({nfe})"
+        )
+    scale = usual_guidance(pipe) if guidance_scale is None else guidance_scale
+    return most_steps(nfe, lambda steps: _run_of(pipe, steps, scale)), tapered(nfe)
+
+
+def usual_guidance(pipe: Any) -> float:
+    """The default of the pipeline's own call, if that is above 1."""
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    for name in ("true_cfg_scale", "guidance_scale"):
+        value = parameters[name].default if name in parameters else None
+        if isinstance(value, int | float) and value > 1:
+            return float(value)
+    return USUAL_GUIDANCE
+
+
+def _run_of(pipe: Any, steps: int, guidance_scale: float | None) -> RunInfo:
+    """The run of a call with these arguments, as far as it is known before."""
+    if not _has_scheduler(pipe):
+        raise UnsupportedPipelineError(
+            f"{type(pipe).__name__} has no scheduler with set_timesteps, so its steps are not known before a run"
+        )
     run = known_run(copy.deepcopy(pipe.scheduler), steps)
     branches = 1 if guidance_scale is not None and guidance_scale <= 1 else 2
-    run = replace(run, guidance_scale=guidance_scale, network=fingerprint(pipe), branches=branches)
-    found = maker.planner.plan(run) if isinstance(maker, Planned) else maker.guide(run).plan
-    if found is None:
-        raise THGError(f"{maker!r} follows no plan: it decides at each step")
-    return found
-
-
-def summary(pipe: Any) -> Summary:
-    """The cost of the last run of an enabled pipeline."""
-    owner = owner_of(pipe)
-    if owner is not None:
-        return owner.summary()
-    parts = [summary(part) for part in _enabled_parts(pipe)]
-    if not parts:
-        raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
-    return combined(type(pipe).__name__, parts)
+    return replace(run, guidance_scale=guidance_scale, branches=branches)
 
 
 # -- the parts of a pipeline
@@ -152,19 +201,20 @@ def _check(pipe: Any, layout: Any) -> None:
             f"layout must be thg.Batched() or thg.Sequential(), not {layout!r}; plans that skip the whole network, "
             "such as the default, do not need one"
         )
-    if not isinstance(layout, Delegates) and not hasattr(getattr(pipe, "scheduler", None), "set_timesteps"):
+    if not isinstance(layout, Delegates) and not _has_scheduler(pipe):
         raise UnsupportedPipelineError(f"thg cannot accelerate {type(pipe).__name__}: it has no scheduler")
+
+
+def _has_scheduler(pipe: Any) -> bool:
+    return hasattr(getattr(pipe, "scheduler", None), "set_timesteps")
 
 
 def _parts(pipe: Any, layout: Delegates) -> list[Any]:
     return [getattr(pipe, name) for name in layout.parts]
 
 
-def _all_parts(pipe: Any) -> list[Any]:
-    """The pipeline, or those that it runs."""
+def _owners(pipe: Any) -> dict[Any, EnabledPipeline]:
+    """The pipeline and those that it runs, as far as they are enabled, with their owners."""
     layout = layout_of(pipe)
-    return _parts(pipe, layout) if isinstance(layout, Delegates) else [pipe]
-
-
-def _enabled_parts(pipe: Any) -> list[Any]:
-    return [part for part in _all_parts(pipe) if part is not pipe and owner_of(part) is not None]
+    parts = _parts(pipe, layout) if isinstance(layout, Delegates) else []
+    return {part: owner for part in (pipe, *parts) if (owner := owner_of(part)) is not None}

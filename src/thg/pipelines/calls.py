@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
+from thg.pipelines.substitute import original_class
 from thg.plans.run import Term
 
-Network = functools.partial[Any]  # a network's own `__call__`, bound to it
 Place = int | str  # of an argument: its index, or its name
 
 _SAMPLE = ("sample", "hidden_states", "x", "latents")
@@ -37,27 +37,23 @@ _TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
 class Call:
     """A call of a network that has not run yet. `call()` runs it.
 
-    name: of the network in the pipeline. context: the pipeline's current cache context.
+    module: the network. name: its name in the pipeline. context: the pipeline's current cache context.
     """
 
-    network: Network
+    module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str = ""
     context: str = ""
 
     def __call__(self) -> Any:
-        return self.network(*self.args, **self.kwargs)
-
-    @property
-    def module(self) -> Any:
-        """The network."""
-        return self.network.args[0]
+        return original_class(self.module).__call__(self.module, *self.args, **self.kwargs)
 
     @property
     def sample(self) -> Any:
-        """The noisy sample among the arguments."""
-        return self._arguments.get(self._sample_at)
+        """The noisy sample among the arguments; samples in a list as one tensor, if they have one size."""
+        given = self._arguments.get(self._sample_at)
+        return together(given) if isinstance(given, list) else given
 
     @property
     def time(self) -> Any:
@@ -67,7 +63,7 @@ class Call:
     @functools.cached_property
     def rows(self) -> int:
         """Rows in the batch."""
-        sample = self.sample
+        sample = self._arguments.get(self._sample_at)
         if not isinstance(sample, list | tuple) and not (isinstance(sample, Tensor) and sample.ndim):
             raise UnsupportedPipelineError(f"thg finds no {_SAMPLE[0]} among the arguments of this network's call")
         return len(sample)
@@ -94,7 +90,7 @@ class Call:
         for place, usual, value in ((self._sample_at, _SAMPLE, sample), (self._time_at, _TIME, time)):
             if place not in arguments:
                 raise UnsupportedPipelineError(f"thg finds no {usual[0]} among the arguments of this network's call")
-            arguments[place] = value
+            arguments[place] = list(value) if isinstance(arguments[place], list) else value
         return self._with(arguments)
 
     def kept(self) -> Call:
@@ -123,7 +119,7 @@ class Call:
         if isinstance(value, dict):
             return {key: self._cut(item, str(key), n, keep) for key, item in value.items()}
         if isinstance(value, list):
-            if len(value) == self.rows and isinstance(self.sample, list):  # the network takes one entry per sample
+            if len(value) == self.rows and isinstance(self._arguments[self._sample_at], list):  # one entry per sample
                 size = len(value) // n
                 return [item for branch in keep for item in value[branch * size : (branch + 1) * size]]
             return [self._cut(item, place, n, keep) for item in value]  # a new list: some networks pop from it
@@ -137,6 +133,12 @@ def is_sample(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_sample, value))
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+
+
+def together(samples: list[Any]) -> Any:
+    """The samples of a list as one tensor; the same list if they have different sizes."""
+    one_size = all(isinstance(sample, Tensor) and sample.shape == samples[0].shape for sample in samples)
+    return torch.stack(samples) if samples and one_size else samples
 
 
 def _select(value: Tensor, n: int, keep: Sequence[int]) -> Tensor:
@@ -191,15 +193,17 @@ def rows_of(output: Any) -> int:
 
 
 def branch_terms(output: Any, n: int) -> list[Term]:
-    """The output of a call with `n` branches, branch by branch."""
+    """The output of a call with `n` branches, branch by branch; samples in a list as one tensor if they have one size.
+
+    So the tensors of a term are parts of each sample, and their rows are samples.
+    """
     tensors, listed = tensors_of(output), samples_of(output)
     if not tensors:
         raise UnsupportedPipelineError(f"thg cannot split a network output of type {type(output).__name__}")
-    if n == 1:
-        return [tuple(tensors)]
     if listed is not None:
         size = len(listed) // n
-        return [tuple(listed[k * size : (k + 1) * size]) for k in range(n)]
+        found = [together(listed[k * size : (k + 1) * size]) for k in range(n)]
+        return [(branch,) if isinstance(branch, Tensor) else tuple(branch) for branch in found]
     parts = [tensor.chunk(n) for tensor in tensors]
     return [tuple(part[k] for part in parts) for k in range(n)]
 
@@ -208,7 +212,9 @@ def assemble(template: Any, branches: Sequence[Term]) -> Any:
     """An output with the structure of `template` (of any number of branches), from these branches."""
     listed = samples_of(template)
     if listed is not None:
-        return _mapped(template, lambda tensor: tensor, {id(listed): [t for branch in branches for t in branch]})
+        stacked = branches[0][0].ndim > listed[0].ndim
+        own = [tensor for branch in branches for tensor in (branch[0] if stacked else branch)]
+        return _mapped(template, lambda tensor: tensor, {id(listed): own})
     joined = branches[0] if len(branches) == 1 else [torch.cat(parts) for parts in zip(*branches, strict=True)]
     values = iter(joined)
     return _mapped(template, lambda _: next(values))

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,13 +35,17 @@ class Step:
     """The outputs of one step.
 
     branches: one for each branch of the layout; cond is the place of the conditional one. further: of calls that are no
-    branches (a perturbed pass). whole: the output with all branches, if they were in one call.
+    branches (a perturbed pass).
     """
 
     branches: tuple[Tensor, ...]
     cond: int
     further: tuple[Tensor, ...] = ()
-    whole: Tensor | None = None
+
+    def passed_on_whole(self, passed: Tensor) -> bool:
+        """May all branches be passed on as they are, as samples without guidance?"""
+        whole = (sum(map(len, self.branches)), *self.branches[0].shape[1:])
+        return tuple(passed.shape) == whole and len(passed) > 1
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,13 @@ class Guided:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """One correspondence. measure: computes the numbers of its `_Fit`.
+    """One correspondence, and a function that measures how well it fits.
 
+    measure: computes, on the device,
+        error: the residual of P relative to what rounding can cause; below 1 is a fit.
+        scale: s. spread: standard deviation of the shares over the rows, summed over the branches.
+        doubt: the standard error of the shares due to rounding; infinite if the branches are equal.
+        and the shares a_k.
     count: of branches. by_vector: tokens, pixels or frames have their own coefficients. certain: the shapes are those
     of P, so that a combination must fit.
     """
@@ -72,39 +81,21 @@ class _Reading:
     with_sample: bool = False
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """The numbers of one fit.
-
-    error: the residual of P relative to what rounding can cause; below 1 is a fit.
-    scale: s. spread: standard deviation of the shares over the rows, summed over the branches.
-    doubt: the standard error of the shares due to rounding; infinite if the branches are equal. shares: a_k.
-    """
-
-    error: float
-    scale: float
-    spread: float
-    doubt: float
-    shares: tuple[float, ...]
-
-
 def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
     """What the step shows; None if it is not guided. Raises an error if the layout does not explain it."""
     readings = list(_readings(step, passed, sample))
     if not readings:
         return Guided()  # a part of the outputs, or more, reaches the scheduler
-    measured = [reading.measure() for reading in readings]
-    width = max(map(len, measured))
-    padded = torch.stack([torch.nn.functional.pad(numbers, (0, width - len(numbers))) for numbers in measured])
+    measured = torch.nn.utils.rnn.pad_sequence([reading.measure() for reading in readings], batch_first=True)
     conclusions: list[Guided | str | None] = []
     closest = torch.inf
-    for number, (reading, numbers) in enumerate(zip(readings, padded.tolist(), strict=True)):
-        error, scale, spread, doubt, *shares = numbers
-        found = _Fit(error, scale, spread, doubt, tuple(shares[: reading.count]))
-        closest = min(closest, found.error)
-        unequal = reading.by_vector and found.spread > UNEQUAL * max(map(abs, found.shares))
-        if found.error < 1 and not unequal:
-            conclusions.append(_conclude(reading, found, step.cond, number))
+    for number, (reading, found) in enumerate(zip(readings, measured.tolist(), strict=True)):
+        error, scale, spread, doubt, *shares = found[: 4 + reading.count]
+        closest = min(closest, error)
+        unequal = reading.by_vector and spread > UNEQUAL * max(map(abs, shares))
+        if error < 1 and not unequal:
+            own = Guided(None, abs(abs(scale) - 1) >= SURE or reading.by_vector, reading.with_sample, number)
+            conclusions.append(_conclude(own, shares, spread, doubt, step.cond))
     for conclusion in conclusions:
         if isinstance(conclusion, Guided) and conclusion.w is not None:
             return conclusion
@@ -131,13 +122,11 @@ def scale_of(step: Step, passed: Tensor, sample: Tensor | None, guided: Guided) 
     return torch.stack([numbers[0], numbers[3], numbers[4 + step.cond]])
 
 
-def _conclude(reading: _Reading, numbers: _Fit, cond: int, number: int) -> Guided | str | None:
+def _conclude(guided: Guided, shares: list[float], spread: float, doubt: float, cond: int) -> Guided | str | None:
     """What a fit means: a guided step, one without guidance, or why thg cannot follow it."""
-    shares, plain = numbers.shares, abs(abs(numbers.scale) - 1) < SURE
-    if reading.count == 1:
+    if len(shares) == 1:
         return None
-    guided = Guided(None, not plain or reading.by_vector, reading.with_sample, number)
-    if not numbers.doubt < SURE:
+    if not doubt < SURE:
         return guided  # the branches are equal: nothing to check
     if not any(shares):
         return None  # zeros reach the scheduler
@@ -159,9 +148,9 @@ def _conclude(reading: _Reading, numbers: _Fit, cond: int, number: int) -> Guide
             "it adds up several prompts (or a picture, with a scale above that of the text); where they contradict "
             "each other, their guidance changes too fast"
         )
-    if numbers.spread > abs(w - 1) / 2:
+    if spread > abs(w - 1) / 2:
         return "its samples are combined in different ways"
-    return Guided(w, guided.rescaled, guided.with_sample, number)
+    return replace(guided, w=w)
 
 
 # -- how the branches may correspond to P, the simplest first
@@ -170,9 +159,8 @@ def _conclude(reading: _Reading, numbers: _Fit, cond: int, number: int) -> Guide
 def _readings(step: Step, passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
     if not passed.is_floating_point():
         return
-    whole = step.whole
-    if whole is not None and whole.shape == passed.shape and len(whole) > 1:  # samples without guidance
-        yield _Reading(functools.partial(_passed_on, whole, passed), 1)
+    if step.passed_on_whole(passed):
+        yield _Reading(functools.partial(_passed_on, step.branches, passed), 1)
     sets = [step.branches, *([(*step.branches, *step.further)] if step.further else [])]
     for outputs in sets:
         if len({output.shape for output in outputs}) == 1 and outputs[0].is_floating_point():
@@ -245,7 +233,7 @@ def _seen(step: Step, passed: Tensor) -> str:
 
 
 def _combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = None) -> Tensor:
-    """The numbers of a `_Fit`. All tensors are (rows, elements), and each row has its own coefficients.
+    """The numbers of a `_Reading`. All tensors are (rows, elements), and each row has its own coefficients.
 
     sample: P may also contain a multiple of it (a conversion between prediction types before the step).
     Means over the rows are weighted by the effect of guidance on them.
@@ -268,9 +256,9 @@ def _combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None =
     return torch.stack([left.norm() / _nonzero(allowed.norm()), (weight * scale).sum(), spread, doubt, *means])
 
 
-def _passed_on(output: Tensor, passed: Tensor) -> Tensor:
-    """The numbers of a `_Fit` for one branch: P is the output itself, with either sign."""
-    output, target = at_least_float32(output), at_least_float32(passed)
+def _passed_on(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
+    """The numbers of a `_Reading` for one branch: P is the output itself, with either sign."""
+    output, target = at_least_float32(torch.cat(list(branches))), at_least_float32(passed)
     left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
     error = left / _nonzero(ROUNDING * target.norm())
     one, none = torch.ones_like(error), torch.zeros_like(error)
@@ -278,7 +266,7 @@ def _passed_on(output: Tensor, passed: Tensor) -> Tensor:
 
 
 def _combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
-    """The numbers of a `_Fit` for two branches if P is a permutation of the combination.
+    """The numbers of a `_Reading` for two branches if P is a permutation of the combination.
 
     A permutation does not change the norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
     candidates for w, each with either sign. Comparing sorted values decides between them.

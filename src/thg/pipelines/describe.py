@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,45 +23,37 @@ from thg.plans.run import RunInfo
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
+NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 
-
-@dataclass(frozen=True)
-class Measured:
-    """response: None for the `reason`."""
-
-    response: Response | None = None
-    reason: str = ""
-
+Measured = tuple[Response | None, str]
+"""A response, or None and the reason."""
 
 _cache: OrderedDict[Any, Measured] = OrderedDict()
 
 
-def describe(
-    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, steps: int | None = None
-) -> RunInfo:
+def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
-    may begin later than the time steps. steps: their number, if the run ends before the last of them.
+    may begin later than the time steps.
     """
     scheduler, calls = host_copy(scheduler, timesteps, first)
-    calls = calls[:steps]
     times = [float(t) for t in calls]
     log_snr = _log_snr(scheduler, times)
     # calls at one noise level share a position; times may be rounded, so that different levels have one time
     levels = times if log_snr is None else log_snr
     place = {level: float(i) for i, level in enumerate(dict.fromkeys(levels))}
-    measured = Measured(reason=obstacle) if obstacle else scheduler_response(scheduler, calls)
+    response, reason = (None, obstacle) if obstacle else scheduler_response(scheduler, calls)
     return RunInfo(
         steps=len(times),
         positions=tuple(place[level] for level in levels),
         log_snr=log_snr,
         times=tuple(times),
-        response=measured.response,
-        no_response=measured.reason,
+        response=response,
+        no_response=reason,
         order=order_of(scheduler),
-        adds_noise=adds_noise(scheduler) or ADDS_NOISE in measured.reason,
-        clips=CLIPS in measured.reason and _predicts(scheduler) != "sample",
+        adds_noise=adds_noise(scheduler) or ADDS_NOISE in reason,
+        clips=CLIPS in reason and _predicts(scheduler) != "sample",
     )
 
 
@@ -74,6 +65,12 @@ def known_run(scheduler: Any, steps: int) -> RunInfo:
     except (ValueError, IndexError, RuntimeError) as error:
         raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
     return describe(scheduler, scheduler.timesteps)
+
+
+def obstacle_in(arguments: Mapping[str, Any]) -> str:
+    """Why the arguments of `scheduler.step` make its response useless, if they do."""
+    noise = next((name for name in NOISE_ARGUMENTS if arguments.get(name)), "")
+    return f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
 
 
 def _predicts(scheduler: Any) -> str:
@@ -118,17 +115,15 @@ def _key(scheduler: Any, times: Sequence[Tensor]) -> Any:
 def _measure(scheduler: Any, times: Sequence[Tensor]) -> Measured:
     name = type(scheduler).__name__
     if len(times) > LONGEST:
-        return Measured(reason=f"a run of {len(times)} network calls is too long for it")
+        return None, f"a run of {len(times)} network calls is too long for it"
     if adds_noise(scheduler):
-        return Measured(None, f"{name} {ADDS_NOISE} at every step")
+        return None, f"{name} {ADDS_NOISE} at every step"
     try:
         states, scales = _pass(scheduler, times, torch.from_numpy(probe(len(times))))
     except Exception as error:
-        return Measured(reason=f"{name} could not be run on unit vectors ({type(error).__name__}: {error})")
+        return None, f"{name} could not be run on unit vectors ({type(error).__name__}: {error})"
     response = Response.measured(states.numpy(), scales.numpy())
-    if isinstance(response, Response):
-        return Measured(response)
-    return Measured(None, f"{name} {response}")
+    return (response, "") if isinstance(response, Response) else (None, f"{name} {response}")
 
 
 def _pass(scheduler: Any, times: Sequence[Tensor], outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,20 +1,26 @@
-"""A fingerprint of a network, so that a profile is not used on another model."""
+"""Which network a pipeline has, so that a profile is not used on another, and what `thg.tune` has measured on it."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from thg.errors import PlanError
 from thg.pipelines.layouts import DENOISERS
 from thg.pipelines.substitute import original_class
+from thg.plans.tuned import Tuned, folder
 
+SWITCH = "THG_TUNED"  # 0: no result of `thg.tune` is looked for
 _ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters that users load on top of a network
 
 _fingerprints: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+_weights: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(pipe: Any) -> str:
@@ -55,3 +61,54 @@ def _parameters(network: torch.nn.Module) -> Iterator[str]:
             if name == "weight" and hasattr(module, "in_features"):  # quantised weights are packed
                 shape = (int(module.out_features), int(module.in_features))
             yield f"{place} {shape}"
+
+
+# -- results of `thg.tune`: of a network with its weights, a scheduler and a precision
+
+
+def identity(pipe: Any) -> dict[str, str]:
+    """What a result of `thg.tune` belongs to."""
+    network = denoiser_of(pipe)
+    dtype = next((parameter.dtype for parameter in network.parameters()), None) if network is not None else None
+    return {
+        "network": f"{fingerprint(pipe)}:{_checksum(network)}",
+        "scheduler": _configured(pipe.scheduler),
+        "precision": str(dtype).removeprefix("torch."),
+    }
+
+
+def place_of(pipe: Any) -> Path:
+    """The file in which a result for this pipeline is kept."""
+    key = "\n".join(identity(pipe).values())
+    return folder() / f"{fingerprint(pipe).replace(':', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+
+
+def remembered(pipe: Any) -> Tuned | None:
+    """The result of an earlier `thg.tune`, if there is one and it can be read."""
+    if os.environ.get(SWITCH) == "0" or not any(folder().glob(f"{fingerprint(pipe).replace(':', '-')}-*.json")):
+        return None
+    try:
+        return Tuned.load(place_of(pipe))
+    except PlanError:
+        return None
+
+
+def _checksum(network: torch.nn.Module | None) -> str:
+    """Of a few weights: other weights have other errors. Empty if they are not at hand (offloaded to disk)."""
+    if network is None:
+        return ""
+    if network not in _weights:
+        parameters = sorted(network.named_parameters(), key=lambda item: item[0])
+        chosen = [value.detach().flatten()[:8] for _, value in parameters[:: max(1, len(parameters) // 16)]]
+        if any(value.is_meta for value in chosen) or not chosen:
+            return ""
+        numbers = torch.cat([value.float().cpu() for value in chosen])
+        digits = " ".join(f"{number:.3g}" for number in numbers.tolist())
+        _weights[network] = hashlib.sha256(digits.encode()).hexdigest()[:8]
+    return _weights[network]
+
+
+def _configured(scheduler: Any) -> str:
+    """The scheduler's class and its settings, without what diffusers adds to them in no fixed order."""
+    config = {name: value for name, value in dict(scheduler.config).items() if not name.startswith("_")}
+    return f"{type(scheduler).__name__} {sorted(config.items(), key=lambda item: item[0])!r}"

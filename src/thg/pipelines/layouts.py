@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -26,8 +26,30 @@ DENOISERS = ("unet", "transformer", "prior", "decoder")
 CONTROL = "controlnet"  # takes the same rows as the denoiser, before it
 
 
+class Branches:
+    """The branches of a layout, in their order."""
+
+    branches: tuple[str, ...]
+    predicted: tuple[str, ...]
+
+    @functools.cached_property
+    def cond(self) -> int:
+        """The place of the conditional branch."""
+        return self.branches.index("cond")
+
+    @functools.cached_property
+    def skipped(self) -> list[int]:
+        """The places of the predicted branches."""
+        return [self.branches.index(name) for name in self.predicted]
+
+    @functools.cached_property
+    def kept(self) -> list[int]:
+        """The places of the branches that a leap evaluates."""
+        return [place for place in range(len(self.branches)) if place not in self.skipped]
+
+
 @dataclass(frozen=True)
-class Batched:
+class Batched(Branches):
     """All branches in one call.
 
     branches: their order along the batch. predicted: those that a leap skips.
@@ -57,21 +79,6 @@ class Batched:
     def networks(self) -> tuple[str, ...]:
         """The names of all networks that run a branch."""
         return self.denoisers
-
-    @functools.cached_property
-    def cond(self) -> int:
-        """The place of the conditional branch."""
-        return self.branches.index("cond")
-
-    @functools.cached_property
-    def skipped(self) -> list[int]:
-        """The places of the predicted branches."""
-        return [self.branches.index(name) for name in self.predicted]
-
-    @functools.cached_property
-    def kept(self) -> list[int]:
-        """The places of the branches that a leap evaluates."""
-        return [place for place in range(len(self.branches)) if place not in self.skipped]
 
     def at_present(self, pipe: Any) -> Batched:
         """The layout of the current call, with guidance on."""
@@ -104,7 +111,7 @@ class Perturbed(Batched):
 
 
 @dataclass(frozen=True)
-class Sequential:
+class Sequential(Branches):
     """One call per branch, the conditional one first.
 
     unconditional: a separate network for the unconditional branch, if there is one.
@@ -116,6 +123,7 @@ class Sequential:
     branches: tuple[str, str] = ("cond", "uncond")
     rescales: bool = False
     explained: bool = True
+    predicted: tuple[str, ...] = field(default=("uncond",), init=False, repr=False)
 
     def __post_init__(self) -> None:
         _require_names("Sequential", branches=self.branches, denoisers=self.denoisers)
@@ -210,6 +218,6 @@ def _layout(group: dict[str, Any]) -> Layout:
 
 
 def _require_names(kind: str, **values: Sequence[str]) -> None:
-    for field, names in values.items():
+    for option, names in values.items():
         if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
-            raise UnsupportedPipelineError(f"{field} of thg.{kind} must be a tuple of names, not {names!r}")
+            raise UnsupportedPipelineError(f"{option} of thg.{kind} must be a tuple of names, not {names!r}")

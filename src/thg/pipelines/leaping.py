@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from thg.pipelines.calls import Call, at_least_float32, rows_of
-from thg.pipelines.describe import describe
-from thg.pipelines.identity import fingerprint
-from thg.pipelines.run import LENGTH, PipelineRun
-from thg.pipelines.watch import obstacle_in
+from thg.pipelines.describe import obstacle_in
+from thg.pipelines.run import BROKEN, PipelineRun
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
@@ -233,14 +231,9 @@ class LeapingRun(PipelineRun):
         if timesteps is None or len(timesteps) == 0:
             self.plain_because = f"{type(scheduler).__name__} has no time steps"
             return None
-        run = describe(scheduler, timesteps, obstacle_in(arguments), moment)
-        length = vars(self.pipe).get(LENGTH)
-        if isinstance(length, int) and 0 < length < run.steps:
-            run = run.part(0, length)
         run = replace(
-            run,
+            self.described(scheduler, timesteps, obstacle_in(arguments), moment),
             guidance_scale=self._scales[-1] if self._scales else None,
-            network=fingerprint(self.pipe),
             branches=max(1, self.plain_evaluations[-1]) if self.plain_evaluations else 1,
         )
         self._loops.append(Loop(scheduler, timesteps, run, self._planned.leaps(run)))
@@ -263,19 +256,13 @@ class LeapingRun(PipelineRun):
 
     def summary(self) -> Summary:
         finite = all(loop.finite is None or bool(loop.finite) for loop in self._loops)
-        return Summary(
-            pipeline=self.name,
+        return self.summed_up(
+            self._notes(finite),
             steps=max(len(self.evaluations), sum(loop.run.steps for loop in self._loops[-1:])),
-            nfe=sum(self.evaluations),
-            cfg_nfe=sum(self.plain_evaluations),
-            evaluations=tuple(self.evaluations),
-            seconds=self.ended - self.started,
             plan=self._loops[-1].leaps.plan if self._loops and not self.plain_because else None,
             finished=not self.failed and all(loop.finished for loop in self._loops[-1:]),
-            note="; ".join(filter(None, self._notes(finite))),
             finite=finite,
             sections=max(1, len(self._loops)),
-            caches=self.cache_names,
             estimated_error=self._estimated_error(),
             lost=lost_in(self._loops[-1].lost) if self._loops else (),
         )
@@ -308,7 +295,7 @@ class LeapingRun(PipelineRun):
 
     def _notes(self, finite: bool) -> Iterator[str]:
         if not finite:
-            yield "NaN or infinity in the last output: this result is broken. In half precision, try float32"
+            yield BROKEN
         yield from self._reasons()
         if any(is_hopeless(loop.miss) for loop in self._loops):
             yield (

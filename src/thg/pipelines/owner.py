@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,9 +19,9 @@ import torch
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
 from thg.pipelines.calls import Call
 from thg.pipelines.guided import GuidedRun
+from thg.pipelines.identity import remembered
 from thg.pipelines.layouts import Batched, Sequential, guided_networks
 from thg.pipelines.leaping import LeapingRun
-from thg.pipelines.remembered import remembered
 from thg.pipelines.run import PipelineRun
 from thg.pipelines.substitute import original_class, restore, substitute
 from thg.plans.guide import GuideMaker
@@ -31,36 +31,43 @@ from thg.plans.report import Summary
 # Modules that are not part of a denoising loop, even if a callback calls them there.
 _OTHERS = ("vae", "movq", "text_encoder", "image_encoder", "tokenizer", "safety", "feature_extractor", "vocoder")
 
-Start = Callable[["EnabledPipeline", Any, Mapping[str, Any]], PipelineRun]
-"""Makes the run of a call with these arguments."""
-
 _current: ContextVar[PipelineRun | None] = ContextVar("thg_run", default=None)
 
 
 class EnabledPipeline:
     """What was patched, so that it can be restored, and the current run. Keeps neither pipeline nor networks alive.
 
-    maker: what was enabled. find: the networks to patch, with their names. start: makes the run of a call.
+    maker: what was enabled. layout: of the branches, for plans of the guidance term; None if the whole network leaps.
+    tuned: a result of `thg.tune` is followed in place of the maker's plans, if there is one.
     """
 
     def __init__(
-        self,
-        pipe: Any,
-        maker: Planned | GuideMaker,
-        find: Callable[[Any], dict[torch.nn.Module, str]],
-        start: Start,
+        self, pipe: Any, maker: Planned | GuideMaker, layout: Batched | Sequential | None, *, tuned: bool = False
     ) -> None:
-        self.name, self.maker = type(pipe).__name__, maker
+        self.name = type(pipe).__name__
+        self._maker, self._layout, self._tuned = maker, layout, tuned
         self.run: PipelineRun | None = None  # the open one
         self._last: PipelineRun | None = None
-        self._find, self._start = find, start
         self._lock = threading.Lock()
         self.networks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.redo(pipe)
 
+    def maker(self, pipe: Any) -> Planned | GuideMaker:
+        """What the next run follows."""
+        found = remembered(pipe) if self._tuned else None
+        return self._maker if found is None else Planned(found)
+
+    def _begin(self, pipe: Any, arguments: Mapping[str, Any]) -> PipelineRun:
+        """The run of a call with these arguments."""
+        maker = self.maker(pipe)
+        if self._layout is not None:
+            return GuidedRun(self, pipe, self._layout, maker, arguments)
+        assert isinstance(maker, Planned)
+        return LeapingRun(self, pipe, maker)
+
     def redo(self, pipe: Any) -> None:
         """Patches the pipeline, at first or again."""
-        self._route(self._find(pipe))
+        self._route(networks_of(pipe, self._layout))
         substitute(pipe, {"__call__": _opening(original_class(pipe).__call__), "__new__": _plain}, shared=False)
         _pipelines[pipe] = self
         self._when_forgotten = weakref.finalize(pipe, self._route, {})
@@ -101,8 +108,8 @@ class EnabledPipeline:
                     "one run. Use a lock, or one pipeline per thread; they can share all but the scheduler: "
                     "type(pipe)(**{**pipe.components, 'scheduler': copy.deepcopy(pipe.scheduler)})"
                 )
-            self._route(self._find(pipe))
-            self.run = self._last = run = self._start(self, pipe, arguments)
+            self._route(networks_of(pipe, self._layout))
+            self.run = self._last = run = self._begin(pipe, arguments)
         token = _current.set(run)
         try:
             with run.opened():
@@ -128,30 +135,10 @@ def owner_of(pipe: Any) -> EnabledPipeline | None:
     return _pipelines.get(pipe)
 
 
-# -- the two ways to follow a plan
-
-
-def enable_leaps(pipe: Any, planned: Planned, *, tuned: bool) -> None:
-    """Enables leaps of the whole network. tuned: a result of `thg.tune` is used instead, if there is one."""
-
-    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> PipelineRun:
-        found = remembered(pipe) if tuned else None
-        return LeapingRun(owner, pipe, planned if found is None else Planned(found))
-
-    EnabledPipeline(pipe, planned, _denoising_networks, start)
-
-
-def enable_guide(pipe: Any, maker: GuideMaker, layout: Batched | Sequential) -> None:
-    """Enables a plan of the guidance term, on a pipeline with this layout."""
-
-    def start(owner: EnabledPipeline, pipe: Any, arguments: Mapping[str, Any]) -> PipelineRun:
-        return GuidedRun(owner, pipe, layout, maker, arguments)
-
-    EnabledPipeline(pipe, maker, functools.partial(guided_networks, layout=layout), start)
-
-
-def _denoising_networks(pipe: Any) -> dict[torch.nn.Module, str]:
-    """The networks of a pipeline that may run in its denoising loop, with their names."""
+def networks_of(pipe: Any, layout: Batched | Sequential | None) -> dict[torch.nn.Module, str]:
+    """The networks of a pipeline that may run in its denoising loop, with their names; with a layout those in it."""
+    if layout is not None:
+        return guided_networks(pipe, layout)
     networks = {
         part: name
         for name, part in vars(pipe).items()
@@ -197,16 +184,15 @@ def _arguments_of(call: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def _answered(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A network's `__call__`, which the current run answers."""
-    plain = functools.partial(original_class(self).__call__, self)
     names = _networks.get(self, {})
     here = _current.get()
     if here is not None and here.owner in names:
-        return here.answer(Call(plain, args, kwargs, names[here.owner], here.context))
+        return here.answer(Call(self, args, kwargs, names[here.owner], here.context))
     if here is None:
         for owner in names:
             if owner.run is not None:
                 owner.run.calls_outside += 1
-    return plain(*args, **kwargs)
+    return original_class(self).__call__(self, *args, **kwargs)
 
 
 @contextmanager

@@ -5,22 +5,29 @@ The pipeline's call opens the run and always closes it. A step is what happens b
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import threading
 import time
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from thg.pipelines.caches import caches_in
 from thg.pipelines.calls import Call
-from thg.pipelines.watch import watched
+from thg.pipelines.describe import describe
+from thg.pipelines.identity import fingerprint
 from thg.plans.report import Summary
+from thg.plans.run import RunInfo
 
 LOG = logging.getLogger("thg")
+BROKEN = "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
 LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 
 
@@ -64,7 +71,7 @@ class PipelineRun(ABC):
         """A context for the pipeline's call."""
         length = vars(self.pipe).pop(LENGTH, None)  # of an earlier run
         try:
-            with watched(self.pipe, self.step):
+            with watched(self):
                 yield
         except BaseException:
             self.failed = True
@@ -76,6 +83,26 @@ class PipelineRun(ABC):
             if length is not None:
                 vars(self.pipe).setdefault(LENGTH, length)
             self.pipe = None
+
+    def described(self, scheduler: Any, timesteps: Any, obstacle: str, first: Any) -> RunInfo:
+        """A loop over these time steps, which may end before the last of them. The arguments: as for `describe`."""
+        run = describe(scheduler, timesteps, obstacle, first)
+        length = vars(self.pipe).get(LENGTH)
+        if isinstance(length, int) and 0 < length < run.steps:
+            run = run.part(0, length)
+        return replace(run, network=fingerprint(self.pipe))
+
+    def summed_up(self, notes: Iterable[str], **found: Any) -> Summary:
+        """The summary of the run with what else was found."""
+        found = {"nfe": sum(self.evaluations), "cfg_nfe": sum(self.plain_evaluations), **found}
+        return Summary(
+            pipeline=self.name,
+            evaluations=tuple(self.evaluations),
+            seconds=self.ended - self.started,
+            note="; ".join(note for note in dict.fromkeys(notes) if note),
+            caches=self.cache_names,
+            **found,
+        )
 
     def reason(self) -> str:
         """Why nothing was saved, if that is known without a wait for the device."""
@@ -97,3 +124,45 @@ class PipelineRun(ABC):
             )
         elif not self.evaluations and not self.failed:
             yield "no network call was seen before the pipeline returned (a generator that it returns is not followed)"
+
+
+# -- the schedulers of the pipeline, within a run
+
+
+class StepWatch:
+    """Replaces a scheduler's `step`, with the same signature, within a run of a pipeline."""
+
+    def __init__(self, scheduler: Any, step: Callable[..., Any], run: PipelineRun) -> None:
+        self._scheduler, self._step, self._run = scheduler, step, run
+        functools.update_wrapper(self, type(scheduler).step)
+        self.__signature__ = inspect.signature(step)
+        self._names = tuple(self.__signature__.parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        output = arguments.pop(self._names[0], None)
+        if not isinstance(output, Tensor):
+            return self._step(*args, **kwargs)
+        return self._step(self._run.step(self._scheduler, output, arguments), **arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Some pipelines make copies of their scheduler in each call; these are watched as well."""
+        copied = memo.get(id(self._scheduler), self._scheduler)
+        return StepWatch(copied, types.MethodType(type(copied).step, copied), self._run)
+
+
+@contextmanager
+def watched(run: PipelineRun) -> Iterator[None]:
+    """Within a block, the schedulers of the run's pipeline get the outputs that `run.step` returns."""
+    schedulers = [part for part in vars(run.pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
+    before = [vars(scheduler).get("step") for scheduler in schedulers]
+    for scheduler in schedulers:
+        scheduler.step = StepWatch(scheduler, scheduler.step, run)
+    try:
+        yield
+    finally:
+        for scheduler, step in zip(schedulers, before, strict=True):
+            if step is not None:
+                scheduler.step = step
+            else:
+                vars(scheduler).pop("step", None)

@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.pipelines.describe import describe
-from thg.pipelines.watch import NOISE_ARGUMENTS
+from thg.pipelines.describe import describe, obstacle_in
 from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned
-from thg.plans.response import ADDS_NOISE
 from thg.plans.run import RunInfo, Term
 
 Output = Tensor | tuple[Tensor, ...]
@@ -73,8 +71,7 @@ def run_of(
 
     step_arguments: further arguments of the scheduler's step.
     """
-    noise = next((name for name in NOISE_ARGUMENTS if (step_arguments or {}).get(name)), "")
-    obstacle = f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
+    obstacle = obstacle_in(step_arguments or {})
     return replace(describe(scheduler, timesteps, obstacle), branches=branches, guidance_scale=guidance_scale)
 
 

@@ -12,7 +12,7 @@ import torch
 import thg
 from thg.errors import THGError
 from thg.models.schedulers import Schedulers
-from thg.pipelines.budget import usual_guidance
+from thg.pipelines.api import usual_guidance
 from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint
 from thg.pipelines.layouts import DENOISERS

@@ -6,7 +6,7 @@ import diffusers
 import pytest
 import torch
 
-from tests.adapter.families.case import ddim
+from tests.pipelines.families.case import ddim
 from tests.solver_like import solver_like
 from thg.errors import ScheduleError
 from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
@@ -28,8 +28,7 @@ def made(name: str, steps: int = 12, **options):
 
 
 def response(scheduler):
-    measured = scheduler_response(*host_copy(scheduler, scheduler.timesteps))
-    return measured.response, measured.reason
+    return scheduler_response(*host_copy(scheduler, scheduler.timesteps))
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("diffusers", reason="the adapter needs diffusers")
+pytest.importorskip("diffusers", reason="thg.pipelines needs diffusers")
 
 import diffusers
 import transformers

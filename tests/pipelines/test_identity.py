@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import thg
-from tests.adapter.families.case import WIDTH, unet
-from tests.adapter.families.stable_diffusion import sd15
+from tests.pipelines.families.case import WIDTH, unet
+from tests.pipelines.families.stable_diffusion import sd15
 from thg.pipelines.identity import fingerprint
 from thg.profiles.planner import same_network
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.adapter.families import pictures, sound, stable_diffusion, video
-from tests.adapter.families.case import GUIDANCE, STEPS, Broken, Case, Rows
+from tests.pipelines.families import pictures, sound, stable_diffusion, video
+from tests.pipelines.families.case import GUIDANCE, STEPS, Broken, Case, Rows
 
 FAMILIES: dict[str, Callable[[], Case]] = {
     **stable_diffusion.FAMILIES,

@@ -122,6 +122,24 @@ class ExpertsCondFirst(Experts, TwoCalls):
     pass
 
 
+class NetworkForEach(OwnPipeline):
+    """Another network for the unconditional branch."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        c = self.run(state, time, wanted)
+        u = self.unet_2(state, time, encoder_hidden_states=neutral).sample
+        return u + w * (c - u)
+
+
+class FourPasses(TwoCalls):
+    """Guided by two perturbed passes as well, as video models with sound are."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        c, u = self.run(state, time, wanted), self.run(state, time, neutral)
+        blurred, still = self.run(state, time, 0.5 * wanted), self.run(state, time, wanted.roll(1, 1))
+        return u + w * (c - u) + 0.5 * (c - blurred) + 0.25 * (c - still)
+
+
 class RisingScale(UncondFirst):
     """Without effect at the first step."""
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import thg
-from tests.adapter.families import FAMILIES, Broken, Rows
-from tests.adapter.families.stable_diffusion import sd15
+from tests.pipelines.families import FAMILIES, Broken, Rows
+from tests.pipelines.families.stable_diffusion import sd15
 
 LEAP = thg.uniform(every=2)
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, STEPS, Broken, Case, Rows
-from tests.adapter.families.stable_diffusion import CONTROL_SCALES
+from tests.pipelines.families import FAMILIES, STEPS, Broken, Case, Rows
+from tests.pipelines.families.stable_diffusion import CONTROL_SCALES
 from thg.pipelines.layouts import Batched
 
 LEAP = thg.uniform(every=2)

@@ -28,8 +28,8 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
-from tests.adapter.families.case import GUIDANCE, WIDTH, Case, Prompts, ddim, dpm, lively, masks, pairs, randn, vae
-from tests.adapter.families.stable_diffusion import CONTROL_SCALES
+from tests.pipelines.families.case import GUIDANCE, WIDTH, Case, Prompts, ddim, dpm, lively, masks, pairs, randn, vae
+from tests.pipelines.families.stable_diffusion import CONTROL_SCALES
 
 TOKENS = 5
 SMALL = {"height": 64, "width": 64}  # latents of 8 by 8 without a VAE

@@ -12,7 +12,7 @@ from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from torch import Tensor
 
 import thg
-from tests.adapter.families import FAMILIES, GUIDANCE, Case
+from tests.pipelines.families import FAMILIES, GUIDANCE, Case
 from tests.solver_like import solver_like
 from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import Form, sample

@@ -11,7 +11,7 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
 import thg
-from tests.adapter import own_pipelines as own
+from tests.pipelines import own_pipelines as own
 
 WORDS = ["a dark ankle boot", "a pale dress"]
 STEPS, W = 8, 5.0
@@ -207,6 +207,35 @@ def test_the_network_changes_in_the_middle_of_a_run(known, noise):
         found = pipe(WORDS, W, STEPS, noise)
         assert thg.summary(pipe).note == ""
         assert thg.summary(pipe).saved > 0.15
+    assert own.psnr(found, plain).min() > 20
+
+
+def test_a_network_for_each_branch(known, noise):
+    pipe = own.build(own.NetworkForEach, known)
+    pipe.unet, pipe.unet_2 = copy.deepcopy(known.unet), copy.deepcopy(known.unet)
+    plain = pipe(WORDS, W, STEPS, noise)
+    calls: list[object] = []
+    for network in (pipe.unet, pipe.unet_2):
+        network.register_forward_pre_hook(lambda network, _: calls.append(network))
+    for plan, counts in ((LEAP, (STEPS, STEPS // 2)), (thg.tapered(0.75), (6, 6))):
+        with thg.enabled(pipe, plan, layout=thg.Sequential(("unet",), unconditional="unet_2")):
+            calls.clear()
+            found = pipe(WORDS, W, STEPS, noise)
+            assert (calls.count(pipe.unet), calls.count(pipe.unet_2)) == counts
+            assert thg.summary(pipe).nfe == sum(counts)
+            assert torch.equal(pipe(WORDS, W, STEPS, noise), found)
+        assert own.psnr(found, plain).min() > 15
+
+
+def test_guidance_of_four_passes_needs_no_layout(known, noise):
+    pipe = own.build(own.FourPasses, known)
+    plain = pipe(WORDS, W, 20, noise)
+    with thg.enabled(pipe, thg.tapered(1.0)):
+        assert torch.equal(pipe(WORDS, W, 20, noise), plain)
+    with thg.enabled(pipe, thg.tapered(0.6)):
+        found = pipe(WORDS, W, 20, noise)
+        assert (thg.summary(pipe).nfe, thg.summary(pipe).cfg_nfe) == (48, 80)
+        assert torch.equal(pipe(WORDS, W, 20, noise), found)
     assert own.psnr(found, plain).min() > 20
 
 

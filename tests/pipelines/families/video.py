@@ -22,7 +22,7 @@ from diffusers import (
 )
 from diffusers.guiders import ClassifierFreeGuidance
 
-from tests.adapter.families.case import GUIDANCE, WIDTH, Case, Prompts, ddim, lively, masks, pairs, randn, unet
+from tests.pipelines.families.case import GUIDANCE, WIDTH, Case, Prompts, ddim, lively, masks, pairs, randn, unet
 
 TOKENS = 5
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}

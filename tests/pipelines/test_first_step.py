@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import thg
-from tests.adapter import own_pipelines as own
-from tests.adapter.families import FAMILIES, Case
-from tests.adapter.families.stable_diffusion import sd15
+from tests.pipelines import own_pipelines as own
+from tests.pipelines.families import FAMILIES, Case
+from tests.pipelines.families.stable_diffusion import sd15
 
 LEAP = thg.uniform(every=2)
 

@@ -11,8 +11,8 @@ import diffusers
 import pytest
 import torch
 
-from tests.adapter.families import FAMILIES, Case
-from tests.adapter.families.video import cogvideox, wan21
+from tests.pipelines.families import FAMILIES, Case
+from tests.pipelines.families.video import cogvideox, wan21
 
 STEPS = 8
 LAYERS = 3

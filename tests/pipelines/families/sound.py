@@ -22,7 +22,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from tests.adapter.families.case import WIDTH, Case, Prompts, ddim, lively, masks, pairs, randn
+from tests.pipelines.families.case import WIDTH, Case, Prompts, ddim, lively, masks, pairs, randn
 
 TOKENS = 5
 PER_PROMPT = "num_waveforms_per_prompt"

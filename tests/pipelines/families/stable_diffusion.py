@@ -25,7 +25,7 @@ from diffusers import (
     VQModel,
 )
 
-from tests.adapter.families.case import GUIDANCE, WIDTH, Case, Prompts, lively, pairs, randn, unet, vae, without_text
+from tests.pipelines.families.case import GUIDANCE, WIDTH, Case, Prompts, lively, pairs, randn, unet, vae, without_text
 
 TOKENS = 5
 SMALL = {"height": 64, "width": 64}  # latents of 8 by 8 where there is no VAE to say otherwise
