@@ -45,10 +45,13 @@ def test_both_plans_are_close_in_all_of_them(results):
         assert best > 50
 
 
-def test_an_interval_costs_what_it_guides(results):
-    plain, fewer, best = results["guidance_interval"][1]
-    assert (plain, best) == (30 + 18, 33)  # 70 %, guided steps twice
-    assert fewer < 0.75 * plain
+def test_an_interval_costs_what_it_guides(example):
+    plain, fewer, best = example.guidance_interval()
+    guided, evaluated = set(range(6, 24)), set(best.summary.plan.coarse)  # from 0.2 to 0.8 of 30 steps
+    assert plain.nfe == 30 + len(guided)
+    assert len(evaluated) == 21  # 70 %
+    assert best.nfe == 21 + len(guided & evaluated)  # guided steps twice
+    assert fewer.nfe < 0.75 * plain.nfe
 
 
 def test_each_takes_at_most_fifteen_lines(example):
