@@ -47,7 +47,7 @@ def test_both_plans_are_close_in_all_of_them(results):
 
 def test_an_interval_costs_what_it_guides(example):
     plain, fewer, best = example.guidance_interval()
-    guided, evaluated = set(range(6, 24)), set(best.summary.plan.coarse)  # from 0.2 to 0.8 of 30 steps
+    guided, evaluated = set(range(7, 25)), set(best.summary.plan.coarse)  # above 0.2 and up to 0.8
     assert plain.nfe == 30 + len(guided)
     assert len(evaluated) == 21  # 70 %
     assert best.nfe == 21 + len(guided & evaluated)  # guided steps twice
