@@ -134,13 +134,14 @@ def test_a_count_of_evaluations_holds_for_the_whole_run(budget: int, spent: int)
 
 
 class InTwoPasses(diffusers.StableDiffusionPipeline):
-    """Sets its time steps twice, the second time to one more."""
+    """Sets its time steps twice, the second time to some more; or once for both."""
 
     @torch.no_grad()
-    def __call__(self, embeds: torch.Tensor, steps: int) -> torch.Tensor:
+    def __call__(self, embeds: torch.Tensor, steps: int, more: int | None = 1) -> torch.Tensor:
         self._guidance_scale = 5.0
-        for more in range(2):
-            self.scheduler.set_timesteps(steps + more)
+        for part in range(2):
+            if part == 0 or more is not None:
+                self.scheduler.set_timesteps(steps + part * (more or 0))
             x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
             for t in self.scheduler.timesteps:
                 e_u, e_c = self.unet(torch.cat([x, x]), t, encoder_hidden_states=embeds).sample.chunk(2)
@@ -158,6 +159,21 @@ def test_a_plan_that_does_not_fit_the_second_pass_says_so() -> None:
             pipe(embeds, 6)
         assert not thg.summary(pipe).finished
         assert thg.summary(pipe).steps == 6
+
+
+@pytest.mark.parametrize("more", [0, None])
+def test_a_second_loop_over_the_time_steps_is_like_the_first(more: int | None) -> None:
+    """Also if they are not set again, as in pipelines that make a long video part by part."""
+    case = sd15()
+    pipe = InTwoPasses(**case.pipe.components, requires_safety_checker=False)
+    pipe._guidance_rescale, pipe._cross_attention_kwargs = 0.0, None
+    embeds = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    with thg.enabled(pipe, LEAP):
+        pipe(embeds, 6, more)
+        summary = thg.summary(pipe)
+    assert summary.note == ""
+    assert summary.finished
+    assert (summary.sections, summary.evaluations) == (2, (2, 1, 2, 1, 2, 1) * 2)
 
 
 @pytest.mark.parametrize("wrong", [thg.Plan, thg.Profile, thg.Batched(), 3])

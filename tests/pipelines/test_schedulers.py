@@ -118,6 +118,31 @@ def test_a_response_is_measured_once_per_configuration():
     assert response(first)[0] is not response(other)[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "length", "begin"),
+    [
+        ("PNDMScheduler", 2, 11, 2),  # its second time comes twice, and image to image begins with the second of them
+        ("PNDMScheduler", 2, None, 1),
+        ("PNDMScheduler", 0, 6, 0),
+        ("DDIMScheduler", 3, 9, 3),
+        ("DDIMScheduler", 3, 12, 0),  # so many steps do not begin there
+    ],
+)
+def test_where_a_run_begins(name, first, length, begin):
+    scheduler = made(name)
+    _, calls = host_copy(scheduler, scheduler.timesteps, scheduler.timesteps[first], length)
+    assert calls == scheduler.timesteps[begin:].tolist()
+
+
+def test_a_network_that_gets_a_share_of_the_schedule_begins_at_the_first_time():
+    """It is 1 there, which is a later time of this scheduler."""
+    scheduler = made("FlowMatchEulerDiscreteScheduler")
+    assert scheduler.timesteps[0] == 1000
+    scheduler.timesteps[-1] = 1.0
+    _, calls = host_copy(scheduler, scheduler.timesteps, scheduler.timesteps[0] / 1000)
+    assert len(calls) == 12
+
+
 def test_names_on_the_command_line():
     assert len(set(options())) == len(options())
     assert by_option("heun", flow=False).name == "HeunDiscreteScheduler"

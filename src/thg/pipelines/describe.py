@@ -8,6 +8,7 @@ show whether the scheduler is linear and free of noise.
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,13 +32,15 @@ Measured = tuple[Response | None, str]
 _cache: OrderedDict[Any, Measured] = OrderedDict()
 
 
-def describe(scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None) -> RunInfo:
+def describe(
+    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, length: int | None = None
+) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
-    may begin later than the time steps.
+    may begin later than the time steps. length: the number of its steps, if known; it may end before the last of them.
     """
-    scheduler, calls = host_copy(scheduler, timesteps, first)
+    scheduler, calls = host_copy(scheduler, timesteps, first, length)
     times = [float(t) for t in calls]
     log_snr = _log_snr(scheduler, times)
     # calls at one noise level share a position; times may be rounded, so that different levels have one time
@@ -144,11 +147,11 @@ def _pass(scheduler: Any, times: Sequence[Tensor], outputs: Tensor) -> tuple[Ten
 # -- the scheduler on the CPU
 
 
-def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, list[Tensor]]:
+def host_copy(scheduler: Any, timesteps: Any, first: Any = None, length: int | None = None) -> tuple[Any, list[Tensor]]:
     """A copy of a scheduler on the CPU, and the time of each call of a run as a tensor without dimensions.
 
     timesteps: those of the run, which may be a part of the scheduler's own. first: the time of the first call, if the
-    pipeline skips the first steps.
+    pipeline skips the first steps. length: the number of the run's steps, if known.
     """
     clone = copy.copy(scheduler)
     methods = {name for name in vars(scheduler) if callable(getattr(type(scheduler), name, None))}  # wrapped by others
@@ -159,8 +162,19 @@ def host_copy(scheduler: Any, timesteps: Any, first: Any = None) -> tuple[Any, l
     start = times[:1] if first is None else torch.as_tensor(first).reshape(-1)[:1]
     *values, times, start = _fetch([*state.values(), times, start])
     clone.__dict__ = dict(zip(state, values, strict=True))
-    matches = (times == start).nonzero()
-    return clone, list(times[int(matches[0]) :] if len(matches) else times)
+    scale = getattr(getattr(scheduler, "config", None), "num_train_timesteps", None) or 1
+    return clone, list(times[_begin(times.tolist(), float(start[0]), scale, length) :])
+
+
+def _begin(times: list[float], first: float, scale: float, length: int | None) -> int:
+    """The place of a run's first time. scale: of times that a network gets as a share of the schedule."""
+    if math.isclose(first, times[0] / scale):
+        return 0
+    places = [place for place, time in enumerate(times) if time == first]
+    if length is None:
+        return places[0] if places else 0
+    # some schedulers repeat a time: a run that begins late goes to the end
+    return next((place for place in reversed(places) if place + length <= len(times)), 0)
 
 
 def _is_latents(value: Any) -> bool:

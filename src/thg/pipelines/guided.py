@@ -114,17 +114,17 @@ class GuidedRun(PipelineRun):
             return call()
         if self.plain_because:
             return self._as_it_comes(call)
-        own = self.passes[-1]
         try:
             if call.name not in self._layout.networks and isinstance(self._branches, OneCall):
                 return self._branches.control(call)
             if not self.begun:
-                self._require_time(own, call.time)
+                self._require_time(self.passes[-1], call.time)
             output = self._branches.answer(call)
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
             self._go_on_plain(error)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
+        own = self.passes[-1]
         if own.finished:
             own.finite = _finite(output)  # NaN spreads to all later states, so this covers the whole pass
             if isinstance(self.guide, HareGuide) and is_sample(call.sample):
@@ -156,15 +156,11 @@ class GuidedRun(PipelineRun):
             return bool(decided)
         return True if self._stated_scale is not None and self._stated_scale > 1 else None
 
-    def begin_step(self) -> None:
-        """The first network call of a step."""
-        own = self.passes[-1]
-        if own.finished:
-            raise UnsupportedPipelineError(
-                f"it calls its network more often than the {own.info.steps} time steps of its run, so that the calls "
-                "cannot be assigned to steps"
-            )
-        own.index += 1
+    def begin_step(self, time: Any) -> None:
+        """The first network call of a step, at this time."""
+        if self.passes[-1].finished:
+            self._begin_again(self.passes[-1], time)
+        self.passes[-1].index += 1
         self.begun = True
         self.evaluations.append(0)
         self.plain_evaluations.append(0)
@@ -183,10 +179,10 @@ class GuidedRun(PipelineRun):
                 "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
             )
 
-    def begin_guided_step(self) -> None:
+    def begin_guided_step(self, time: Any) -> None:
         """The call that shows that a step is guided; a call before it may have begun the step."""
         if not self.begun:
-            self.begin_step()
+            self.begin_step(time)
         self.guided = True
         self.passes[-1].guided_steps += 1
 
@@ -242,7 +238,7 @@ class GuidedRun(PipelineRun):
                 self._go_on_plain(error)
         if self._plain_rows:
             if not self.begun and not self.passes[-1].finished:
-                self.begin_step()
+                self.begin_step(None)
             count = max(1, self._plain_rows // max(1, len(output)))
             self.count(count, instead_of=count)
         self.begun = self.guided = False
@@ -334,6 +330,18 @@ class GuidedRun(PipelineRun):
                 )
             )
 
+    def _begin_again(self, own: Pass, time: Any) -> None:
+        """A call after the last step: the next of several loops over the same time steps (parts of a long video)."""
+        first_again = not own.timed or (own.info.times is not None and _on_host(time) == own.info.times[0])
+        if not first_again or isinstance(self.guide, Visitor):
+            raise UnsupportedPipelineError(
+                f"it calls its network more often than the {own.info.steps} time steps of its run, so that the calls "
+                "cannot be assigned to steps"
+            )
+        self._end_pass()
+        self.guide = self._maker.guide(own.info)
+        self.passes.append(Pass(own.info, timed=own.timed))
+
     def _described(self, call: Call) -> RunInfo:
         scheduler, layout = self.pipe.scheduler, self._layout
         obstacle = RESCALES if isinstance(layout, Sequential) and layout.rescales else ""
@@ -343,15 +351,17 @@ class GuidedRun(PipelineRun):
         return replace(run, guidance_scale=self._scale(self.checked))
 
     def close(self) -> None:
-        """Ends a pass: drops everything that holds tensors, and keeps what the summary needs."""
+        """Drops everything that holds tensors, and keeps what the summary needs."""
         self._timesteps = self._observed = self._evaluated = None
         self._further.clear()
-        if self._branches is None:
-            return
+        if self._branches is not None:
+            self._end_pass()
+            self._branches = None
+            del self.guide
+
+    def _end_pass(self) -> None:
         if self.passes[-1].guided_steps:
             self.passes[-1].plan = self.guide.plan
-        self._branches = None
-        del self.guide
 
     # -- afterwards
 
@@ -435,9 +445,9 @@ class OneCall:
         if call.rows != self._rows:  # a step without guidance, or one more call within a guided step
             further = run.begun
             if not further:
-                run.begin_step()
+                run.begin_step(call.time)
             return run.count_one(call, further=further)
-        run.begin_guided_step()
+        run.begin_guided_step(call.time)
         if run.guide.evaluates(run.index):
             return self._evaluated(call, layout)
         output = self._in_leap(call, layout)
@@ -505,17 +515,17 @@ class TwoCalls:
         if not second and call.context not in _CONDITIONAL:
             second = run.begun
         if not second:
-            run.begin_step()
+            run.begin_step(call.time)
             kept = call.kept()
             self._conditional = (kept, run.count_one(call))
             return self._conditional[1]
         if not run.begun:
-            run.begin_step()
+            run.begin_step(call.time)
             first = None
         if first is None:
             return run.count_one(call, further=True)
         self._conditional = None
-        run.begin_guided_step()
+        run.begin_guided_step(call.time)
         return self._unconditional(*first, call)
 
     def _unconditional(self, first: Call, output: Any, call: Call) -> Any:

@@ -86,11 +86,10 @@ class PipelineRun(ABC):
 
     def described(self, scheduler: Any, timesteps: Any, obstacle: str, first: Any) -> RunInfo:
         """A loop over these time steps, which may end before the last of them. The arguments: as for `describe`."""
-        run = describe(scheduler, timesteps, obstacle, first)
-        length = vars(self.pipe).get(LENGTH)
-        if isinstance(length, int) and 0 < length < run.steps:
-            run = run.part(0, length)
-        return replace(run, network=fingerprint(self.pipe))
+        found = vars(self.pipe).get(LENGTH)
+        length = found if isinstance(found, int) and found > 0 else None
+        run = describe(scheduler, timesteps, obstacle, first, length)
+        return replace(run.part(0, min(length or run.steps, run.steps)), network=fingerprint(self.pipe))
 
     def summed_up(self, notes: Iterable[str], **found: Any) -> Summary:
         """The summary of the run with what else was found."""
