@@ -34,9 +34,9 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
-    by_index: float = 0.75
-    start: tuple[float, float] = (0.8, 0.2)
-    end: tuple[float, float] = (2.5, 0.12)
+    by_index: float = 0.6
+    start: tuple[float, float] = (1.0, 0.2)
+    end: tuple[float, float] = (2.0, 0.12)
     power: float = 4.0
     first: int = 2
     slope: float = 0.95

@@ -118,8 +118,7 @@ def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
 
     The density is a mixture of one over the step indices and one over the angle arctan(sigma / alpha), which is the
     distance that the state travels when it is scaled to unit variance: the same for every parametrisation of noise.
-    On a schedule with uneven steps neither alone is right: with the angle alone nothing seems to happen while there is
-    almost no signal, where networks with a linear schedule of betas are most sensitive.
+    On a schedule with uneven steps neither alone is right.
     """
     first = min(prior.first, count - 1)
     if count >= run.steps or first < 1:
