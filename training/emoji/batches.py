@@ -13,8 +13,8 @@ from training.emoji.data import Emoji, Scope, in_scope, load_emoji, read_names
 from training.emoji.recolour import recoloured
 from training.tokenizer import MAX_LENGTH, build_tokenizer
 
-FAMILY_EXPONENT = 0.6
-"""A family of n pictures is drawn n ** 0.6 times as often as a single picture."""
+FAMILY_EXPONENT = 0.8
+"""A family of n pictures is drawn n ** 0.8 times as often as a single picture."""
 
 RECOLOURED_SHARE = 0.25
 """Of the pictures drawn."""

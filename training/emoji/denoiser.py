@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
         latents, tokens = batches.draw(options.batch, generator)
-        times = torch.randint(len(kept), (options.batch,), generator=generator)
+        times = torch.randint(len(kept), (2, options.batch), generator=generator).amax(0)  # more often with much noise
         noise = torch.randn(latents.shape, generator=generator)
         signal, noisiness = (part[times][:, None, None, None] for part in (kept.sqrt(), (1 - kept).sqrt()))
         noisy, velocity = signal * latents + noisiness * noise, signal * noise - noisiness * latents

@@ -18,8 +18,11 @@ PAINTS = {
     "pink": (244, 120, 170),
 }
 
-NOT_RECOLOURED = {"geometric", "heart", "person-role"}
-"""Subgroups with held-out combinations of colour and shape, and people, whose colours are skin tones."""
+NOT_RECOLOURED = {"heart", "person-role"}
+"""Subgroups: hearts, which are held out in some colours, and people, whose colours are skin tones."""
+
+NOT_RECOLOURED_SHAPES = {"circle", "square", "button"}
+"""Words: the other shapes that are held out in some colours, and what looks like them."""
 
 
 def painted(pictures: torch.Tensor, paint: tuple[int, int, int]) -> torch.Tensor:
@@ -33,17 +36,19 @@ def painted(pictures: torch.Tensor, paint: tuple[int, int, int]) -> torch.Tensor
 
 
 def recoloured(emoji: list[Emoji], pictures: torch.Tensor) -> tuple[list[Emoji], torch.Tensor]:
-    """Every smiley, animal and fruit without a colour in its name in every paint, unless that is itself an emoji."""
-    own = {one.name for one in read_names()}
-    kept = [
-        index
-        for index, one in enumerate(emoji)
-        if one.subgroup not in NOT_RECOLOURED and not set(one.name.split()) & set(PAINTS)
-    ]
+    """Every smiley, animal, fruit, diamond and triangle in every paint, unless that is itself an emoji."""
+    taken = {one.name for one in read_names()}
     found: list[Emoji] = []
     parts = []
-    for word, paint in PAINTS.items():
-        new = [index for index in kept if f"{word} {emoji[index].name}" not in own]
-        found += [replace(emoji[index], name=f"{word} {emoji[index].name}", characters="") for index in new]
-        parts.append(painted(pictures[new], paint))
+    for index, one in enumerate(emoji):
+        words = one.name.split()
+        if one.subgroup in NOT_RECOLOURED or NOT_RECOLOURED_SHAPES & set(words):
+            continue
+        for colour, paint in PAINTS.items():
+            coloured = [colour if word in PAINTS else word for word in words]
+            name = " ".join(coloured if colour in coloured else [colour, *words])
+            if name not in taken:
+                taken.add(name)
+                found.append(replace(one, name=name, characters=""))
+                parts.append(painted(pictures[index : index + 1], paint))
     return found, torch.cat(parts)
