@@ -12,9 +12,10 @@ from thg.models.emoji_judge import EmojiJudge, EmojiJudgeNetwork
 from thg.models.emoji_prompts import EMOJI_PROMPTS
 from training.emoji import denoiser, export
 from training.emoji.autoencoder import CHANNELS, DEVIATION, build_autoencoder, compute_encoder, encode
-from training.emoji.batches import Batches, emoji_tokenizer, family_weights
+from training.emoji.batches import FAMILY_EXPONENT, RECOLOURED_SHARE, Batches, emoji_tokenizer, family_weights
 from training.emoji.captions import caption, caption_words
-from training.emoji.data import FONT, NAMES, as_floats, in_scope, load_emoji, read_names
+from training.emoji.data import COLOURED, FONT, NAMES, as_floats, in_scope, load_emoji, read_names
+from training.emoji.recolour import PAINTS, painted, recoloured
 from training.loop import save_atomically
 from training.tokenizer import MAX_LENGTH
 
@@ -61,14 +62,15 @@ def test_pictures_are_the_font_s(basic):
     assert red > 180 > 100 > max(green, blue)
 
 
-def test_held_out_combinations_are_new_only_as_combinations():
+@pytest.mark.parametrize(("scope", "least"), [("basic", 19), ("all", 48)])
+def test_held_out_combinations_are_new_only_as_combinations(scope, least):
     """Each role, gender, tone, colour and shape of a held-out combination is seen in training."""
-    emoji = [one for one in read_names() if in_scope(one, "all")]
+    emoji = [one for one in read_names() if in_scope(one, scope)]
     seen = [one for one in emoji if not one.held_out]
     families, pairs = {one.family for one in seen}, {(one.gender, one.tone) for one in seen}
     words = {word for one in seen for word in one.name.split()}
     held_out = [one for one in emoji if one.held_out]
-    assert len(held_out) > 40
+    assert len(held_out) >= least
     for one in held_out:
         assert one.family in families
         assert (one.gender, one.tone) in pairs
@@ -79,8 +81,34 @@ def test_no_held_out_combination_is_drawn(tmp_path, network):
     save_atomically(network.encoder.state_dict(), tmp_path / "emoji_encoder.safetensors")
     batches = Batches(tmp_path, "basic", emoji_tokenizer())
     assert not any(one.held_out for one in batches.emoji)
+    is_recoloured = torch.tensor([not one.characters for one in batches.emoji])
+    share = batches.weights[is_recoloured].sum() / batches.weights.sum()
+    assert share.item() == pytest.approx(RECOLOURED_SHARE, abs=1e-4)
     latents, tokens = batches.draw(3, torch.Generator().manual_seed(0))
     assert (latents.shape, tokens.shape) == ((3, CHANNELS, 16, 16), (3, MAX_LENGTH))
+
+
+def test_a_recoloured_picture_has_the_colour_of_its_name_on_white(basic):
+    emoji, pictures = basic
+    chosen = [index for index, one in enumerate(emoji) if one.name in ("panda", "grinning face")]
+    for colour in PAINTS.values():
+        shown = painted(pictures[chosen], colour)
+        assert shown[:, :, 0, 0].unique().tolist() == [255]
+        distance = (shown - torch.tensor(colour)[:, None, None]).abs().amax(1)
+        assert ((distance < 25).flatten(1).float().mean(1) > 0.05).all()
+
+
+def test_recoloured_pictures_show_no_other_emoji_and_no_held_out_combination(basic):
+    """Hearts, circles, squares and people keep their colours; "black cat" is an emoji of its own."""
+    emoji, pictures = basic
+    found, shown = recoloured(emoji, pictures)
+    names = [one.name for one in found]
+    assert len(shown) == len(names) == len(set(names)) > 1000
+    assert {"blue panda", "purple fox", "large green diamond", "yellow triangle pointed up"} <= set(names)
+    assert not set(names) & {one.name for one in read_names()}
+    assert not [name for name in names if set(name.split()) & {*COLOURED, "artist", "teacher"}]
+    assert all(len(set(name.split()) & set(PAINTS)) == 1 for name in names)
+    assert {one.character_names for one in found} == {""}  # such as "panda face", which says nothing of blue
 
 
 def test_families_are_drawn_more_evenly_than_pictures():
@@ -89,7 +117,7 @@ def test_families_are_drawn_more_evenly_than_pictures():
     of_family: Counter[str] = Counter()
     for one, weight in zip(emoji, weights.tolist(), strict=True):
         of_family[one.family] += weight
-    assert of_family["firefighter"] == pytest.approx(18**0.4, rel=1e-5)
+    assert of_family["firefighter"] == pytest.approx(18**FAMILY_EXPONENT, rel=1e-5)
     assert of_family["unicorn"] == pytest.approx(1.0)
 
 

@@ -21,14 +21,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000, help="updates of the denoiser")
     parser.add_argument("--decoder-steps", type=int, default=2500, help="updates of the decoder")
     parser.add_argument("--judge-steps", type=int, default=1200, help="updates of the judge")
+    parser.add_argument("--bfloat16", action="store_true", help="for the denoiser, on a CPU that has it")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     common = ["--work", str(options.work), "--threads", str(options.threads)]
     start = ["--scratch"] if options.scratch else []
+    precision = ["--bfloat16"] if options.bfloat16 else []
 
     autoencoder.main([*common, *start, "--steps", str(options.decoder_steps)])
     judge.main([*common, "--steps", str(options.judge_steps)])
-    denoiser.main([*common, *start, "--scope", options.scope, "--steps", str(options.steps)])
+    denoiser.main([*common, *start, *precision, "--scope", options.scope, "--steps", str(options.steps)])
     export.main(["--work", str(options.work), "--scope", options.scope])
     evaluate.main(
         ["--scope", options.scope, "--threads", str(options.threads), "--sheet", str(options.work / "emoji.png")]

@@ -99,9 +99,11 @@ def shipped_part(name: str) -> Path:
 def load_autoencoder(work: Path) -> AutoencoderTiny:
     """The encoder and the decoder as far as this folder has them, the shipped ones otherwise."""
     encoder, decoder = work / "emoji_encoder.safetensors", work / "emoji_decoder.ckpt.safetensors"
-    if not encoder.exists():
-        return AutoencoderTiny.from_pretrained(shipped_part("vae"), torch_dtype=torch.float32).eval()
     network = build_autoencoder()
+    if not encoder.exists():  # from_pretrained alone would export the path of the folder, too
+        shipped = AutoencoderTiny.from_pretrained(shipped_part("vae"), torch_dtype=torch.float32)
+        network.load_state_dict(shipped.state_dict())
+        return network.eval()
     network.encoder.load_state_dict(load_file(encoder))
     if decoder.exists():
         average = {name: value for name, value in load_file(decoder).items() if name.startswith("average.")}

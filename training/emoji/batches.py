@@ -1,4 +1,4 @@
-"""Batches for the denoiser: latents of a scope's pictures, and tokenized captions."""
+"""Batches for the denoiser: latents of a scope's pictures, some of them recoloured, and tokenized captions."""
 
 import random
 from collections import defaultdict
@@ -10,10 +10,14 @@ from transformers import CLIPTokenizer
 from training.emoji.autoencoder import encode, load_autoencoder
 from training.emoji.captions import caption, caption_words
 from training.emoji.data import Emoji, Scope, in_scope, load_emoji, read_names
+from training.emoji.recolour import recoloured
 from training.tokenizer import MAX_LENGTH, build_tokenizer
 
-FAMILY_EXPONENT = 0.4
-"""A family of n pictures is drawn n ** 0.4 times as often as a single picture."""
+FAMILY_EXPONENT = 0.8
+"""A family of n pictures is drawn n ** 0.8 times as often as a single picture."""
+
+RECOLOURED_SHARE = 0.25
+"""Of the pictures drawn."""
 
 
 def emoji_tokenizer() -> CLIPTokenizer:
@@ -27,10 +31,14 @@ class Batches:
     def __init__(self, work: Path, scope: Scope, tokenizer: CLIPTokenizer):
         emoji, pictures = load_emoji(scope)
         seen = [index for index, one in enumerate(emoji) if not one.held_out]
-        self.emoji = [emoji[index] for index in seen]
-        self.latents = encode(load_autoencoder(work), pictures[seen])
+        real, pictures = [emoji[index] for index in seen], pictures[seen]
+        others, other_pictures = recoloured(real, pictures)
+        self.emoji = [*real, *others]
+        self.latents = encode(load_autoencoder(work), torch.cat([pictures, other_pictures]))
         self.tokenizer = tokenizer
-        self.weights = family_weights(self.emoji)
+        weights = family_weights(real)
+        each = weights.sum() * RECOLOURED_SHARE / (1 - RECOLOURED_SHARE) / len(others)
+        self.weights = torch.cat([weights, each.expand(len(others))])
 
     def draw(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents (size, 8, 16, 16) and token ids (size, MAX_LENGTH)."""

@@ -63,6 +63,9 @@ MISLEADING = {"black", "white", "heavy", "negative", "symbol", "sign"}
 EMPTY_WORDS = {"a", "an", "and", "in", "no", "of", "on", "s", "the", "with"}
 """Words that say nothing about a picture."""
 
+SHORTENED = 0.1
+"""Share of captions of which only some words are left, so that each word comes to mean something by itself."""
+
 DROPOUT = 0.12
 """Share of captions replaced by the empty prompt, which so becomes the null condition of guidance."""
 
@@ -87,6 +90,9 @@ def caption(emoji: Emoji, dice: random.Random) -> str:
     """One caption, empty with probability DROPOUT."""
     if dice.random() < DROPOUT:
         return ""
+    if dice.random() < SHORTENED:
+        words = re.findall("[a-z]+", emoji.full_name)
+        return " ".join(word for word in words if dice.random() < 0.5) or dice.choice(words)
     if dice.random() < 0.35:
         return emoji.full_name
     name = _name(emoji, dice)

@@ -36,7 +36,9 @@ BASIC_SUBGROUPS = {
     "geometric",
     "heart",
 }
-"""What "basic" contains: a small scope for the first hour of training."""
+BASIC_ROLES = {"artist", "cook", "farmer", "police officer", "scientist", "teacher"}
+"""What "basic" contains: a small scope for the first hours of training, and people in a few roles, in all genders and
+skin tones. Only roles of which the judge tells the real pictures apart (88 % or more of each role's) are among them."""
 
 CORE_GROUPS = {"Smileys & Emotion", "Animals & Nature", "Food & Drink"}
 CORE_SUBGROUPS = {
@@ -133,7 +135,7 @@ def in_scope(emoji: Emoji, scope: Scope) -> bool:
     if scope == "all":
         return True
     if scope == "basic":
-        return emoji.subgroup in BASIC_SUBGROUPS
+        return emoji.subgroup in BASIC_SUBGROUPS or emoji.family in BASIC_ROLES
     return emoji.group in CORE_GROUPS or emoji.subgroup in CORE_SUBGROUPS
 
 

@@ -26,10 +26,11 @@ TEXT_WIDTH = 192
 
 @dataclass(frozen=True)
 class DenoiserOptions(Options):
-    """scope: the emoji to train on; scratch: not from the shipped weights."""
+    """scope: the emoji to train on; scratch: not from the shipped weights; bfloat16: for the network's products."""
 
     scope: Scope
     scratch: bool
+    bfloat16: bool
 
 
 def build_scheduler() -> DDIMScheduler:
@@ -78,7 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = option_parser(__doc__, steps=3000, learning_rate=8e-4)
     parser.add_argument("--scope", choices=get_args(Scope), default="basic")
     parser.add_argument("--scratch", action="store_true", help="do not begin with the shipped weights")
-    parser.set_defaults(batch=16, checkpoint_every=50)
+    parser.add_argument("--bfloat16", action="store_true", help="twice as quick on a CPU that has it (avx512_bf16)")
+    parser.set_defaults(batch=32, checkpoint_every=50)
     options = DenoiserOptions(**vars(parser.parse_args(arguments)))
     torch.set_num_threads(options.threads)
     tokenizer = emoji_tokenizer()
@@ -92,13 +94,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
         latents, tokens = batches.draw(options.batch, generator)
-        times = torch.randint(len(kept), (options.batch,), generator=generator)
+        times = torch.randint(len(kept), (2, options.batch), generator=generator).amax(0)  # more often with much noise
         noise = torch.randn(latents.shape, generator=generator)
         signal, noisiness = (part[times][:, None, None, None] for part in (kept.sqrt(), (1 - kept).sqrt()))
         noisy, velocity = signal * latents + noisiness * noise, signal * noise - noisiness * latents
-        words = model["text_encoder"](tokens)[0]
-        predicted = model["unet"](noisy, times, encoder_hidden_states=words).sample
-        return ((predicted - velocity).square().mean((1, 2, 3)) * weights[times]).mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+            words = model["text_encoder"](tokens)[0]
+            predicted = model["unet"](noisy, times, encoder_hidden_states=words).sample
+        return ((predicted.float() - velocity).square().mean((1, 2, 3)) * weights[times]).mean()
 
     train(model, loss_of, options, "emoji")
 

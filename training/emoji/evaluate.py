@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,12 +28,19 @@ def ranked_among(names: list[str], asked: list[str], seed: int) -> list[str]:
     return [*dict.fromkeys(asked), *others][:CAPTIONS]
 
 
-def measure(judge: EmojiJudge, pictures: torch.Tensor, asked: list[str], names: list[str]) -> dict[str, float]:
-    """Recall at 1 and 5 of pictures in [-1, 1]."""
+def measure(judge: EmojiJudge, pictures: torch.Tensor, asked: list[str], names: list[str]) -> dict[str, Any]:
+    """Recall at 1 and 5 of pictures in [-1, 1], and how often each name that was missed was missed."""
     captions = ranked_among(names, asked, seed=0)
     ranks = judge.ranks(pictures, [captions.index(name) for name in asked], captions)
     at_1, at_5 = ((ranks < count).float().mean().item() for count in (1, 5))
-    return {"pictures": len(asked), "captions": len(captions), "recall at 1": round(at_1, 3), "at 5": round(at_5, 3)}
+    missed = Counter(name for name, rank in zip(asked, ranks.tolist(), strict=True) if rank)
+    return {
+        "pictures": len(asked),
+        "captions": len(captions),
+        "recall at 1": round(at_1, 3),
+        "at 5": round(at_5, 3),
+        "missed": dict(missed),
+    }
 
 
 def sheet(pictures: torch.Tensor, columns: int = 10) -> Image.Image:
@@ -41,15 +49,17 @@ def sheet(pictures: torch.Tensor, columns: int = 10) -> Image.Image:
     return Image.fromarray(grid.clamp(-1, 1).add(1).mul(127.5).round().byte().numpy().astype(np.uint8))
 
 
-def parts(emoji: list[Emoji], pictures: torch.Tensor, count: int) -> dict[str, list[tuple[str, torch.Tensor]]]:
-    """Names and real pictures: `count` that the model was trained on, and all held-out combinations."""
+def parts(
+    emoji: list[Emoji], pictures: torch.Tensor, count: int, repeats: int
+) -> dict[str, list[tuple[str, torch.Tensor]]]:
+    """Names and real pictures: `count` that the model was trained on; all held-out combinations, `repeats` times."""
     chosen: dict[str, list[tuple[str, torch.Tensor]]] = {"trained": [], "held out": []}
     order = list(range(len(emoji)))
     random.Random(0).shuffle(order)
     for index in order:
         part = chosen["held out" if emoji[index].held_out else "trained"]
         part.append((emoji[index].full_name, as_floats(pictures[index])))
-    return {"trained": chosen["trained"][:count], "held out": chosen["held out"]}
+    return {"trained": chosen["trained"][:count], "held out": chosen["held out"] * repeats}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path, default=MODELS, help="folder with emoji/ and emoji_judge.safetensors")
     parser.add_argument("--scope", choices=get_args(Scope), default="basic", help="what the model was trained on")
     parser.add_argument("--pictures", type=int, default=200, help="of names that the model was trained on")
+    parser.add_argument("--repeats", type=int, default=4, help="pictures of each held-out combination")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--guidance", type=float, nargs="+", default=[5.0])
     parser.add_argument("--seed", type=int, default=0)
@@ -72,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     emoji, pictures = load_emoji("all")
     kept = [index for index, one in enumerate(emoji) if in_scope(one, options.scope)]
     names = [one.full_name for one in emoji]
-    chosen = parts([emoji[index] for index in kept], pictures[kept], options.pictures)
+    chosen = parts([emoji[index] for index in kept], pictures[kept], options.pictures, options.repeats)
     report: dict[str, Any] = {"scope": options.scope, "steps": options.steps, "seed": options.seed}
     for part, members in chosen.items():
         asked, real = [name for name, _ in members], torch.stack([picture for _, picture in members])

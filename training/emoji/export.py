@@ -64,16 +64,14 @@ def write_names(scope: Scope, path: Path) -> None:
     write_atomically(path, (json.dumps(lists, indent=0) + "\n").encode())
 
 
-def write_judge(trained: Path, scope: Scope, models: Path) -> None:
-    """The judge, and the mean and covariance of its features of the scope's real pictures."""
-    target, reference = models / EMOJI_JUDGE_PATH.name, models / EMOJI_REFERENCE_PATH.name
-    shutil.copyfile(trained, target)
+def write_reference(scope: Scope, models: Path) -> None:
+    """The mean and covariance of the judge's features of the scope's real pictures."""
     _, pictures = load_emoji(scope)
-    judge = EmojiJudge.load(target, models / "emoji" / "tokenizer")
+    judge = EmojiJudge.load(models / EMOJI_JUDGE_PATH.name, models / "emoji" / "tokenizer")
     mean, covariance = Gaussian.of(judge.features(as_floats(pictures)))
+    reference = models / EMOJI_REFERENCE_PATH.name
     save_atomically({"mu": mean.float(), "sigma": covariance.float()}, reference)
-    for file in (target, reference):
-        file.chmod(0o644)
+    reference.chmod(0o644)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -84,9 +82,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     export(emoji_pipeline(options.work), options.models / "emoji")
     write_names(options.scope, options.models / "emoji" / NAMES_PATH.name)
-    judge = options.work / "emoji_judge.final.safetensors"
+    trained, judge = options.work / "emoji_judge.final.safetensors", options.models / EMOJI_JUDGE_PATH.name
+    if trained.exists():
+        shutil.copyfile(trained, judge)
+        judge.chmod(0o644)
     if judge.exists():
-        write_judge(judge, options.scope, options.models)
+        write_reference(options.scope, options.models)
 
 
 if __name__ == "__main__":

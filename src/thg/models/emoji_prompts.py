@@ -14,7 +14,7 @@ NAMES_PATH: Final = Path(__file__).parent / "emoji" / "names.json"
 
 KNOWN_WORDS: Final = (
     "it draws emoji by their names: hearts, circles and squares in nine colours, smileys, cats and other mammals, "
-    "fruit, such as 'blue heart', 'winking face', 'panda' or 'watermelon'"
+    "fruit, people at work, such as 'blue heart', 'winking face', 'purple fox' or 'woman farmer: dark skin tone'"
 )
 """What a prompt may ask for."""
 
@@ -50,9 +50,9 @@ EMOJI_PROMPTS: Final = (
     "fox",
     "panda",
     "koala",
-    "bear",
-    "elephant",
-    "hamster",
+    "woman farmer: dark skin tone",
+    "man cook: medium skin tone",
+    "woman scientist: light skin tone",
     "watermelon",
     "red apple",
     "banana",
@@ -70,7 +70,7 @@ EXAMPLE_EMOJI: Final = (
     "robot",
     "cat with tears of joy",
     "green circle",
-    "fox",
+    "lion",
     "watermelon",
     "ghost",
 )
