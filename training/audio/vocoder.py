@@ -12,11 +12,13 @@ from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 from thg.models.sounds import FRAMES, HOP, MELS, SAMPLING_RATE, log_mel
 from training.audio.shipped import start_from
-from training.audio.sounds import WORK, load_sounds
+from training.audio.sounds import WORK, load_sounds, log_mels
 from training.loop import parse_options, train
 
-SEGMENT = 24
+SEGMENT = 32
 """Frames of a training segment."""
+MEL_WEIGHT = 3.0
+"""Of the difference of the log-mels, beside the spectra of finer resolution."""
 WINDOWS = (256, 512, 1024, 2048)
 """Of the spectra that are compared, in samples."""
 SMALLEST = 1e-3
@@ -58,7 +60,7 @@ def _keep_variance(network: SpeechT5HifiGan) -> None:
 
 def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Relative and logarithmic differences of the magnitudes at several resolutions, and of the log-mels."""
-    total = (log_mel(made) - log_mel(real)).abs().mean()
+    total = MEL_WEIGHT * (log_mel(made) - log_mel(real)).abs().mean()
     for window in WINDOWS:
         shape = torch.hann_window(window)
         scale = 2.0 / float(shape.sum())
@@ -74,7 +76,7 @@ def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 def spectrograms(work: Path, waves: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Those of the waves, and if stage 4 has run those that went through the autoencoder."""
-    own = torch.cat([log_mel(batch) for batch in waves.split(500)])
+    own = log_mels(waves)
     file = work / "restored.safetensors"
     return (own, load_file(file)["spectrograms"].float()) if file.exists() else (own,)
 
