@@ -58,7 +58,7 @@ def test_the_judge_says_how_good_it_is():
 def test_the_judge_hears_loudness_and_beats():
     judge, hiss = SoundJudge.load(), torch.randn(1, SAMPLES, generator=torch.Generator().manual_seed(0))
     beats = hiss * torch.exp(-(torch.arange(SAMPLES) % (8 * HOP)) / 800.0)
-    verdict = judge(torch.cat([0.2 * beats, 0.02 * beats]))
+    verdict = judge(torch.cat([0.2 * beats, 0.01 * beats]))
     assert verdict.found["loudness"].tolist() == [1, 0]
     assert verdict.found["kind"].tolist() == [KINDS.index("fast")] * 2
     asked = [Sound(int(verdict.found["source"][row]), None, 1, KINDS.index("fast")) for row in range(2)]

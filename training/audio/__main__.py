@@ -17,8 +17,8 @@ def main() -> None:
     threads = ["--threads", str(options.threads)]
     if not (options.work / "sounds.test.safetensors").exists():
         sounds.main([*work, "--font", str(options.font)])
-    autoencoder.main([*work, *threads, "--batch", "8"])
-    judge.main([*work, *threads])
+    autoencoder.main([*work, *threads, "--batch", "16"])
+    judge.main([*work, *threads, "--batch", "32"])
     if not (options.work / "restored.safetensors").exists():
         latents.main([*work, *threads])
     vocoder.main([*work, *threads, "--batch", "8"])

@@ -3,9 +3,9 @@
 import torch
 from diffusers import AutoencoderKL
 
-from thg.models.sounds import FRAMES, log_mel
+from thg.models.sounds import FRAMES
 from training.audio.shipped import start_from
-from training.audio.sounds import WORK, load_sounds
+from training.audio.sounds import WORK, load_sounds, log_mels
 from training.loop import parse_options, train
 
 KL_WEIGHT = 1e-4
@@ -30,12 +30,13 @@ def build_autoencoder() -> AutoencoderKL:
 def main(arguments: list[str] | None = None) -> None:
     options = parse_options(__doc__, arguments, steps=2000, learning_rate=2e-3, work=WORK)
     waves, _ = load_sounds(options.work)
+    spectrograms = log_mels(waves)[:, None]
     torch.manual_seed(options.seed)
     network = build_autoencoder()
     start_from(network, "vae")
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
-        batch = log_mel(waves[torch.randint(len(waves), (options.batch,), generator=generator)])[:, None]
+        batch = spectrograms[torch.randint(len(spectrograms), (options.batch,), generator=generator)]
         posterior = network.encode(batch).latent_dist
         noise = torch.randn(posterior.mean.shape, generator=generator)
         restored = network.decode(posterior.mean + posterior.std * noise).sample

@@ -4,7 +4,7 @@ import random
 
 from thg.models.sounds import KINDS, LOUDNESSES, REGISTERS, SOURCES, WORDS, Sound
 
-LEFT_OUT = 0.15
+LEFT_OUT = 0.25
 """How often an attribute is not named."""
 
 TEMPLATES = (

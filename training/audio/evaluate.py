@@ -23,15 +23,21 @@ GUIDANCE = 3.5
 STEPS = 50
 
 
-def generate(pipe: Any, prompts: list[str], guidance: float, steps: int) -> torch.Tensor:
-    """One sound for each prompt; each has its own seed, so the batch size does not matter."""
-    sounds = []
+def generate(pipe: Any, prompts: list[str], guidance: float, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sound for each prompt, and the spectrograms that the vocoder made them from.
+
+    Each prompt has its own seed, so the batch size does not matter.
+    """
+    sounds: list[torch.Tensor] = []
+    spectrograms: list[torch.Tensor] = []
+    hook = pipe.vocoder.register_forward_pre_hook(lambda _, inputs: spectrograms.append(inputs[0]))
     for start in range(0, len(prompts), BATCH):
         chosen = prompts[start : start + BATCH]
         seeds = [torch.Generator().manual_seed(start + i) for i in range(len(chosen))]
         result = pipe(chosen, generator=seeds, num_inference_steps=steps, guidance_scale=guidance, output_type="pt")
         sounds.append(result.audios)
-    return torch.cat(sounds)
+    hook.remove()
+    return torch.cat(sounds), torch.cat(spectrograms)
 
 
 def shares(verdict: SoundVerdict, asked: list[Sound]) -> dict[str, float]:
@@ -44,12 +50,16 @@ def distance(first: SoundVerdict, second: SoundVerdict) -> float:
     return round(frechet_distance(Gaussian.of(first.features), Gaussian.of(second.features)), 3)
 
 
+@torch.inference_mode()
 def restored(pipe: Any, waves: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Rendered sounds through the vocoder alone, and through autoencoder and vocoder."""
-    with torch.inference_mode():
-        spectrograms = log_mel(waves)
-        coded = pipe.vae.decode(pipe.vae.encode(spectrograms[:, None]).latent_dist.mean).sample[:, 0]
-        return {"vocoder": pipe.vocoder(spectrograms), "autoencoder and vocoder": pipe.vocoder(coded)}
+    """The spectrograms of rendered sounds after the autoencoder, after the vocoder, and after both."""
+    spectrograms = log_mel(waves)
+    coded = pipe.vae.decode(pipe.vae.encode(spectrograms[:, None]).latent_dist.mean).sample[:, 0]
+    return {
+        "autoencoder": coded,
+        "vocoder": log_mel(pipe.vocoder(spectrograms)),
+        "autoencoder and vocoder": log_mel(pipe.vocoder(coded)),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,18 +79,19 @@ def main(arguments: list[str] | None = None) -> None:
     truth = [sound_of(row) for row in rows.tolist()]
     real = judge(waves)
     found: dict[str, Any] = {"rendered": shares(real, truth)}
-    for name, made in restored(pipe, waves[: options.restored]).items():
-        verdict = judge(made)
-        error = float((log_mel(made) - log_mel(waves[: options.restored])).abs().mean())
+    for name, spectrograms in restored(pipe, waves[: options.restored]).items():
+        error = float((spectrograms - log_mel(waves[: options.restored])).abs().mean())
+        verdict = judge.of_spectrograms(spectrograms)
         found[name] = shares(verdict, truth[: options.restored]) | {"log-mel distance": round(error, 3)}
     prompts, asked = zip(*sound_prompts(options.count), strict=True)
     started = time.process_time()
-    made = generate(pipe, list(prompts), options.guidance, STEPS)
+    made, before_vocoder = generate(pipe, list(prompts), options.guidance, STEPS)
     seconds = (time.process_time() - started) / options.count
     verdict = judge(made)
     hidden = set(held_out())
     kept_back = torch.tensor([sound in hidden for sound in asked])
     right = verdict.right(list(asked))["all"]
+    found["generated, before the vocoder"] = shares(judge.of_spectrograms(before_vocoder), list(asked))
     found[f"generated, guidance {options.guidance}"] = shares(verdict, list(asked)) | {
         "all, combinations that were held out": round(float(right[kept_back].float().mean()), 4),
         "frechet": distance(verdict, real),

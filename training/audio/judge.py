@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thg.models.sound_judge import HEADS, SoundJudge, SoundJudgeNetwork
-from thg.models.sounds import log_mel
-from training.audio.sounds import NO_REGISTER, WORK, load_sounds, sound_of
+from training.audio.sounds import NO_REGISTER, WORK, load_sounds, log_mels, sound_of
 from training.loop import parse_options, save_atomically, train
 
 NOISE = 0.15
@@ -23,12 +22,13 @@ def disturbed(spectrograms: torch.Tensor, generator: torch.Generator) -> torch.T
 def main(arguments: list[str] | None = None) -> None:
     options = parse_options(__doc__, arguments, steps=1500, learning_rate=1.5e-3, work=WORK)
     waves, sounds = load_sounds(options.work)
+    spectrograms = log_mels(waves)
     torch.manual_seed(options.seed)
     network = SoundJudgeNetwork()
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
-        picked = torch.randint(len(waves), (options.batch,), generator=generator)
-        logits = network(disturbed(log_mel(waves[picked]), generator)).split(list(HEADS.values()), dim=1)
+        picked = torch.randint(len(spectrograms), (options.batch,), generator=generator)
+        logits = network(disturbed(spectrograms[picked], generator)).split(list(HEADS.values()), dim=1)
         losses = [
             F.cross_entropy(part, answers, ignore_index=NO_REGISTER)
             for part, answers in zip(logits, sounds[picked].T, strict=True)

@@ -1,4 +1,4 @@
-"""Stage 4: computed once with the trained autoencoder: latent moments, sounds, and some restored spectrograms."""
+"""Stage 4: computed once with the trained autoencoder: latent moments, sounds, and the restored spectrograms."""
 
 import argparse
 from pathlib import Path
@@ -12,9 +12,6 @@ from training.audio.shipped import start_from
 from training.audio.sounds import WORK, load_sounds
 from training.export import averaged_weights
 from training.loop import save_atomically
-
-RESTORED = 2000
-"""How many of the spectrograms are restored, for the vocoder."""
 
 
 def load_autoencoder(work: Path) -> AutoencoderKL:
@@ -35,19 +32,22 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     waves, sounds = load_sounds(options.work)
     network = load_autoencoder(options.work)
-    means, deviations = [], []
+    means, deviations, spectrograms, squares = [], [], [], []
     with torch.inference_mode():
         for batch in waves.split(100):
-            posterior = network.encode(log_mel(batch)[:, None]).latent_dist
+            original = log_mel(batch)
+            posterior = network.encode(original[:, None]).latent_dist
+            restored = network.decode(posterior.mean).sample[:, 0]
             means.append(posterior.mean)
             deviations.append(posterior.std)
+            spectrograms.append(restored.half())
+            squares.append((restored - original).square().mean((1, 2)))
         mean, deviation = torch.cat(means), torch.cat(deviations)
-        restored = torch.cat([network.decode(part).sample[:, 0] for part in mean[:RESTORED].split(100)])
-    error = float((restored - log_mel(waves[:RESTORED])).square().mean())
+    error = float(torch.cat(squares).mean())
     scale = 1.0 / (mean.square().mean() + deviation.square().mean()).sqrt()
     tensors = {"mean": mean, "deviation": deviation, "sounds": sounds, "scale": scale}
     save_atomically(tensors, options.work / "latents.safetensors")
-    save_atomically({"spectrograms": restored.half()}, options.work / "restored.safetensors")
+    save_atomically({"spectrograms": torch.cat(spectrograms)}, options.work / "restored.safetensors")
     print(f"latents: {len(mean)} sounds, scale {scale:.4f}, squared error of the spectrograms {error:.4f}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from thg.models.sounds import DRUMS, HOP, INSTRUMENTS, KINDS, SAMPLES, SAMPLING_RATE, Sound, all_sounds
+from thg.models.sounds import DRUMS, HOP, INSTRUMENTS, KINDS, SAMPLES, SAMPLING_RATE, Sound, all_sounds, log_mel
 from training.loop import save_atomically
 
 WORK = "build/training/audio"
@@ -171,6 +171,11 @@ def load_sounds(work: Path, split: str = "train") -> tuple[torch.Tensor, torch.T
         raise SystemExit(f"no {file}: run python -m training.audio.sounds first")
     tensors = load_file(file)
     return tensors["waves"].float() / 32767.0, tensors["sounds"]
+
+
+def log_mels(waves: torch.Tensor) -> torch.Tensor:
+    """The spectrograms of many waves: (n, FRAMES, MELS)."""
+    return torch.cat([log_mel(part) for part in waves.split(500)])
 
 
 def main(arguments: list[str] | None = None) -> None:

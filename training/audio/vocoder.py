@@ -3,6 +3,7 @@
 There is no discriminator. Half of the spectrograms have gone through the autoencoder, as those of the pipeline have.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,14 +13,23 @@ from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 from thg.models.sounds import FRAMES, HOP, MELS, SAMPLING_RATE, log_mel
 from training.audio.shipped import start_from
-from training.audio.sounds import WORK, load_sounds
-from training.loop import parse_options, train
+from training.audio.sounds import WORK, load_sounds, log_mels
+from training.loop import Options, option_parser, train
 
-SEGMENT = 24
+SEGMENT = 32
 """Frames of a training segment."""
+MEL_WEIGHT = 8.0
+"""Of the difference of the log-mels, beside the spectra of finer resolution."""
 WINDOWS = (256, 512, 1024, 2048)
 """Of the spectra that are compared, in samples."""
 SMALLEST = 1e-3
+
+
+@dataclass(frozen=True)
+class VocoderOptions(Options):
+    """bfloat16: for the network's products; the losses are in single precision."""
+
+    bfloat16: bool
 
 
 def build_vocoder() -> SpeechT5HifiGan:
@@ -58,7 +68,7 @@ def _keep_variance(network: SpeechT5HifiGan) -> None:
 
 def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Relative and logarithmic differences of the magnitudes at several resolutions, and of the log-mels."""
-    total = (log_mel(made) - log_mel(real)).abs().mean()
+    total = MEL_WEIGHT * (log_mel(made) - log_mel(real)).abs().mean()
     for window in WINDOWS:
         shape = torch.hann_window(window)
         scale = 2.0 / float(shape.sum())
@@ -74,13 +84,15 @@ def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 def spectrograms(work: Path, waves: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Those of the waves, and if stage 4 has run those that went through the autoencoder."""
-    own = torch.cat([log_mel(batch) for batch in waves.split(500)])
+    own = log_mels(waves)
     file = work / "restored.safetensors"
     return (own, load_file(file)["spectrograms"].float()) if file.exists() else (own,)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(__doc__, arguments, steps=20_000, learning_rate=1e-3, work=WORK)
+    parser = option_parser(__doc__ or "", steps=20_000, learning_rate=1e-3, work=WORK)
+    parser.add_argument("--bfloat16", action="store_true", help="quicker on a CPU that has it (avx512_bf16)")
+    options = VocoderOptions(**vars(parser.parse_args(arguments)))
     waves, _ = load_sounds(options.work)
     sources = spectrograms(options.work, waves)
     torch.manual_seed(options.seed)
@@ -95,7 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
             start = int(torch.randint(FRAMES - SEGMENT + 1, (), generator=generator))
             mels.append(source[index, start : start + SEGMENT])
             real.append(waves[index, start * HOP : (start + SEGMENT) * HOP])
-        return spectral_loss(network(torch.stack(mels)), torch.stack(real))
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+            made = network(torch.stack(mels))
+        return spectral_loss(made.float(), torch.stack(real))
 
     train(network, loss_of, options, "vocoder")
 
