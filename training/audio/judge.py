@@ -5,7 +5,7 @@ import json
 import torch
 import torch.nn.functional as F
 
-from thg.models.sound_judge import HEADS, SoundJudge, SoundJudgeNetwork
+from thg.models.judge import HEADS, SoundJudge, SoundJudgeNetwork
 from thg.models.sounds import log_mel
 from training.audio.sounds import NO_REGISTER, WORK, load_sounds, sound_of
 from training.loop import parse_options, save_atomically, train
