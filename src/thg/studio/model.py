@@ -7,7 +7,6 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ class Model:
 
     source: the Python code that loads it. batch: the page's initial number of pictures. objection: a sentence about a
     prompt that it cannot follow, or nothing. call: further arguments for each of its calls. profile: its profile; by
-    default the one that thg ships for such a network. key: its name in the list of models.
+    default the one that thg ships for such a network. tuning: prompts to tune it on. key: its name in the list of
+    models.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Model:
         self.profile = profile or shipped_profile(self.network)
         self.schedulers = Schedulers(pipe.scheduler)
         self.takes = accepted(pipe)
+        self.from_picture = _from_picture(pipe)
         if "prompt" not in self.takes:
             raise THGError(f"the studio needs a pipeline with prompts, but {type(pipe).__name__} takes none")
         self._runs: dict[tuple[str | None, int, float | None], RunInfo] = {}
@@ -116,19 +117,12 @@ class Model:
 
     def _last_steps(self, scheduler: Any, steps: int, strength: float) -> RunInfo:
         """A run from a picture has the last steps of the schedule; the pipeline itself says how many."""
+        if self.from_picture is None:
+            raise THGError(f"{type(self.pipe).__name__} cannot start from a picture: remove it")
         times, _ = _with_scheduler(self.from_picture, scheduler).get_timesteps(steps, strength, "cpu")
         if not len(times):
             raise PlanError(f"A strength of {strength:g} leaves none of {steps} steps: take more of either.")
         return describe(scheduler, times)
-
-    @cached_property
-    def from_picture(self) -> Any:
-        """The same networks as a pipeline that starts from a picture."""
-        pipe = image_to_image(self.pipe)
-        pipe.set_progress_bar_config(disable=True)
-        if not {"image", "strength"} <= accepted(pipe) or not hasattr(pipe, "get_timesteps"):
-            raise THGError(f"the studio cannot start {type(pipe).__name__} from a picture")
-        return pipe
 
     def tuned(self, scheduler: str | None) -> Tuned | None:
         """What `thg.tune` has measured with this scheduler, here or elsewhere."""
@@ -151,6 +145,7 @@ class Model:
             "default_plan": DefaultSpec(kind="default", error=DEFAULT_ERROR).model_dump(exclude_none=True),
             "profile": self.profile is not None,
             "sized": {"width", "height"} <= self.takes,
+            "from_picture": self.from_picture is not None,
         }
 
     # -- the script
@@ -206,6 +201,16 @@ def _with_scheduler(pipe: Any, scheduler: Any) -> Any:
     other = copy.copy(pipe)
     other.scheduler = scheduler
     return other
+
+
+def _from_picture(pipe: Any) -> Any:
+    """The same networks as a pipeline that starts from a picture; None if there is none."""
+    try:
+        other = image_to_image(pipe)
+    except THGError:
+        return None
+    other.set_progress_bar_config(disable=True)
+    return other if {"image", "strength"} <= accepted(other) and hasattr(other, "get_timesteps") else None
 
 
 def _denoiser(pipe: Any) -> torch.nn.Module:
