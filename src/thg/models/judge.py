@@ -281,7 +281,11 @@ class SoundJudge:
     @torch.inference_mode()
     def __call__(self, waves: Tensor) -> SoundVerdict:
         """Judge waves (n, SAMPLES) in [-1, 1]."""
-        batches = [self.network.features(log_mel(batch.float())) for batch in torch.split(waves, 200)]
-        features = torch.cat(batches)
+        return self.of_spectrograms(torch.cat([log_mel(batch.float()) for batch in torch.split(waves, 200)]))
+
+    @torch.inference_mode()
+    def of_spectrograms(self, spectrograms: Tensor) -> SoundVerdict:
+        """Judge log-mels (n, FRAMES, MELS), such as those that a vocoder gets."""
+        features = torch.cat([self.network.features(batch) for batch in torch.split(spectrograms, 200)])
         logits = self.network.head(features).split(list(HEADS.values()), dim=1)
         return SoundVerdict({name: part.argmax(1) for name, part in zip(HEADS, logits, strict=True)}, features)
