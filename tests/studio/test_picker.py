@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -78,9 +79,19 @@ def test_the_present_model_stays_when_another_cannot_be_loaded(choosing, name, s
         assert client.get("/api/model").json()["key"] == before
 
 
+def test_a_model_from_elsewhere_can_be_chosen_again(library):
+    """With its options, which are not those of the others."""
+    source = Source(str(library / ".cache" / "tiny"), device="cpu", dtype="float16", variant="fp16")
+    engine = Engine(Model.load(replace(source, variant=None)), source, library / "mine")
+    names = engine.models()
+    assert list(names) == ["tiny", *SHIPPED]
+    assert names["tiny"] == source
+    assert names["emoji"] == Source("emoji", device="cpu", dtype="float16")
+
+
 def test_without_a_way_to_load_there_is_nothing_to_choose(studio):
     with studio.client() as client:
-        assert client.get("/api/models").json() == ["tiny"]
+        assert client.get("/api/models").json() == []
         assert stream(client, "/api/model", {"name": "emoji"})[-1][0] == "failed"
 
 

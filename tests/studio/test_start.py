@@ -78,6 +78,13 @@ def test_both_sides_start_from_the_picture(studio, model):
     assert picture(again[1]["items"][0]).shape == (32, 32, 3)
 
 
+def test_the_first_run_is_warmed_up_with_any_strength(model):
+    with serve(Engine(model)) as studio, studio.client() as client:
+        heard = finished(client, wish(strength=0.2))
+    assert [name for name, _ in heard][:3] == ["queued", "warming", "started"]
+    assert heard[-1][0] == "done"
+
+
 def test_a_large_picture_is_reduced_to_the_size_of_the_model(studio, model):
     own = model.pipe.unet.config.sample_size * model.pipe.vae_scale_factor
     with studio.client() as client:

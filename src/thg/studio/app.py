@@ -72,7 +72,7 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
 
     @app.get("/api/models")
     def models() -> list[str]:
-        return engine.models()
+        return list(engine.models())
 
     @app.get("/api/profile")
     async def profile() -> Response:

@@ -62,7 +62,8 @@ class Engine:
 
     def __init__(self, model: Model, source: Source | None = None, library: Path | None = None) -> None:
         self.model = model
-        self._source = source
+        self._first = {} if source is None else {model.key: source}
+        self._profile = model.profile
         self._library = library
         self._plain: OrderedDict[str, Result] = OrderedDict()
         self._warm = False
@@ -81,21 +82,27 @@ class Engine:
 
     # -- models
 
-    def models(self) -> list[str]:
-        """The names of the models that can be chosen: the present one, the shipped ones, those below the folder."""
-        if self._source is None:
-            return [self.model.key]
-        found = local_models(self._library) if self._library is not None else []
-        return list(dict.fromkeys([self.model.key, *SHIPPED, *found]))
+    def models(self) -> dict[str, Source]:
+        """The models that can be chosen, by name: the first one, the shipped ones, those below the folder."""
+        others = dict.fromkeys(SHIPPED, "") if self._first else {}
+        if self._library is not None:
+            others |= dict.fromkeys(local_models(self._library), f"{self._library}/")
+        found = {name: self._like_first(folder + name) for name, folder in others.items()}
+        return {**self._first, **found, **self._first}
+
+    def _like_first(self, model: str) -> Source:
+        """Another model on the same device, in the same precision."""
+        (first,) = self._first.values()
+        source = replace(first, model=model, variant=None, lora=())
+        return source if source.single else replace(source, config=None)
 
     def switch(self, name: str, emit: Emit, cancelled: threading.Event) -> None:
         """Loads another model of the list; the present one stays if that fails."""
-        if name not in self.models() or self._source is None:
+        source = self.models().get(name)
+        if source is None:
             raise THGError(f"there is no model {name!r} here")
         emit("loading", {"name": name})
-        path = name if name in SHIPPED or self._library is None else str(self._library / name)
-        source = replace(self._source, model=path, variant=None, lora=())
-        model = Model.load(source if source.single else replace(source, config=None), key=name)
+        model = Model.load(source, self._profile if name in self._first else None, key=name)
         self.model, self._warm = model, False
         self._plain.clear()
         emit("done", model.describe())
@@ -151,7 +158,8 @@ class Engine:
         """Two steps before the first run: the first steps are slow and would count for plain CFG."""
         if not self._warm:
             emit("warming", {})
-            short = request.model_copy(update={"steps": 2, "scheduler": None})
+            strength = None if request.strength is None else 1.0
+            short = request.model_copy(update={"steps": 2, "scheduler": None, "strength": strength})
             self._side("plain", short, None, lambda name, data: None, cancelled)
             self._warm = True
 
