@@ -189,7 +189,7 @@ class Pipeline:
 def progress_bar(
     total: int, unit: str, label: str, shown: bool | Callable[[int, int], object]
 ) -> Iterator[Callable[[int], object]]:
-    """A progress bar with the time that remains, if tqdm is installed (it comes with diffusers); or calls of a function."""
+    """A progress bar with the time that remains, if tqdm is installed (as with diffusers); or calls of a function."""
     if callable(shown):
         counted = itertools.count(1)
         yield lambda done: shown(next(counted), total)
