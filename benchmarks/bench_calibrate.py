@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import thg
-from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_GUIDANCE
+from thg.models.garments import mixed_prompts
 from thg.plans.run import RunInfo
 
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
@@ -49,7 +49,7 @@ def main() -> int:
     torch.set_num_threads(1)
     pipe: Any = thg.shipped_pipeline(args.model)
     pipe.set_progress_bar_config(disable=True)
-    prompts, scale = shipped_prompts(args.samples), DEFAULT_GUIDANCE[args.model]
+    prompts, scale = mixed_prompts(args.samples), DEFAULT_GUIDANCE[args.model]
 
     def plain() -> None:
         pipe(prompts, num_inference_steps=args.steps, guidance_scale=scale, output_type="latent")

@@ -29,7 +29,7 @@ from thg.environment import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr, worst_mean
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
-from thg.seeds import generators
+from thg.processes import generators
 
 STEPS = 50
 HEAD = """# Beyond twice as fast

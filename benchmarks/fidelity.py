@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 import thg
-from thg.cli.calibrate import shipped_prompts
 from thg.files import write_atomically
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, SHIPPED
 from thg.models.schedulers import Schedulers
 from thg.plans.fidelity import DEFAULT_ERROR
 
@@ -43,7 +42,7 @@ class Model:
         self.pipe: Any = thg.shipped_pipeline(name)
         self.pipe.set_progress_bar_config(disable=True)
         self.schedulers = Schedulers(self.pipe.scheduler)
-        self.prompts = shipped_prompts(samples, name)
+        self.prompts = SHIPPED[name].calibration(samples)
 
     def latents(self, scheduler: str, steps: int, scale: float, plan: Any) -> tuple[torch.Tensor, float, list[float]]:
         """Final latents, share of CFG's evaluations, and the estimated error of each sample (none for plain CFG)."""

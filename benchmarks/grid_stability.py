@@ -22,8 +22,8 @@ import numpy as np
 import thg
 from thg.bench.config import Model
 from thg.bench.samples import load_pipeline
-from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.models.garments import mixed_prompts
 from thg.plans.planners import look_before_you_leap, m_max
 from thg.plans.run import RunInfo
 from thg.processes import find_shard
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.prompts is not None:
         prompts = read_prompts(options.prompts, options.column, options.samples)
     elif shipped:
-        prompts = shipped_prompts(options.samples)
+        prompts = mixed_prompts(options.samples)
     else:
         parser.error("a model that is not shipped needs --prompts")
     default = DEFAULT_GUIDANCE.get(options.model, 7.5)

@@ -14,9 +14,9 @@ import diffusers
 import torch
 
 import thg
-from thg.cli.calibrate import shipped_prompts
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_CALL
+from thg.models.garments import mixed_prompts
 
 HELD_OUT = 1_000_000  # the first seed
 RUNS: list[tuple[str, str, dict[str, Any], float, tuple[int, ...]]] = [
@@ -30,7 +30,7 @@ RUNS: list[tuple[str, str, dict[str, Any], float, tuple[int, ...]]] = [
 def pictures(pipe: Any, model: str, plan: Any, steps: int, scale: float, count: int) -> torch.Tensor:
     with thg.enabled(pipe, plan):
         made = pipe(
-            shipped_prompts(count),
+            mixed_prompts(count),
             generator=[torch.Generator().manual_seed(HELD_OUT + i) for i in range(count)],
             num_inference_steps=steps,
             guidance_scale=scale,

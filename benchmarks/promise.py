@@ -29,7 +29,7 @@ import thg
 from benchmarks import zoo
 from benchmarks.prior import FIRST_ORDER, GROUPS, SECOND_ORDER, Cell, cells, described
 from thg.plans.fidelity import network_plan, within
-from thg.seeds import generators
+from thg.processes import generators
 
 Array = NDArray[np.float64]
 TUNING, TESTING = 0, 1  # seeds

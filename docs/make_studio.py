@@ -1,4 +1,4 @@
-"""Makes docs/studio.png: the studio with the shipped model after one comparison, in chromium.
+"""Makes docs/studio.png: the studio with the shipped model after one comparison, on the screen of a laptop.
 
 python docs/make_studio.py     # on an idle machine: the picture shows seconds
 """
@@ -29,13 +29,13 @@ def main() -> None:
 def shoot(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page = browser.new_page(viewport={"width": 1366, "height": 768})
         page.goto(f"{address}#prompt=panda&seed=7")
         page.wait_for_selector("body[data-ready]")
         page.click("#generate")
         expect(page.locator("#status")).to_contain_text("done:", timeout=60_000)
         page.mouse.move(0, 0)
-        page.screenshot(path=OUT, full_page=True)
+        page.screenshot(path=OUT)
         browser.close()
 
 

@@ -48,7 +48,7 @@ def _prepare_bfloat16(items: list[pytest.Item]) -> None:
     computing = [item for item in items if _uses_bfloat16(item)]
     if not computing:
         return
-    from thg.cli.bfloat16 import SETTING, VALUE, VARIABLE, bfloat16_works
+    from thg.processes import SETTING, VALUE, VARIABLE, bfloat16_works
 
     if bfloat16_works():
         return

@@ -15,7 +15,7 @@ from typing import Any
 
 IMPORTED = [
     *("diffusers", "transformers", "accelerate", "tests.tiny_hub", "tests.bench.runs"),
-    *("thg.cli.generate", "thg.cli.compare", "thg.cli.demo", "thg.cli.calibrate", "thg.cli.bench"),
+    *("thg.cli.generate", "thg.cli.compare", "thg.cli.measure", "thg.cli.bench"),
     *("thg.bench.run", "thg.bench.report"),
 ]
 PATIENCE = 300

@@ -1,4 +1,4 @@
-"""Encoding of pictures and sounds as files, and PSNR."""
+"""What pipelines make: pictures, sounds and videos as arrays, their files, and their distance in decibels."""
 
 from __future__ import annotations
 
@@ -7,18 +7,71 @@ import json
 import math
 import wave
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from thg.errors import NonFiniteError
+from thg.errors import NonFiniteError, THGError
+from thg.models.pretrained import sampling_rate
 
+Kind = Literal["image", "audio", "video"]
+Array = NDArray[np.float64]
+
+FRAMES_PER_SECOND = 8
 CAP = 100.0
 """The PSNR in decibels that a mean counts for identical samples."""
 WORST = 0.05
 """The share of the samples whose mean is shown next to the mean of all."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of a pipeline: one array per sample. Pixels lie in [0, 1], samples of sounds in [-1, 1].
+
+    rate: samples or frames per second.
+    """
+
+    kind: Kind
+    items: tuple[Array, ...]
+    rate: int = FRAMES_PER_SECOND
+
+    @classmethod
+    def of(cls, result: Any, pipe: Any) -> Output:
+        """Reads what a pipeline returns, of whatever type."""
+        if (images := getattr(result, "images", None)) is not None:
+            return cls("image", tuple(_array(image) for image in images))
+        if (audios := getattr(result, "audios", None)) is not None:
+            return cls("audio", tuple(_array(audio) for audio in audios), sampling_rate(pipe))
+        if (frames := getattr(result, "frames", None)) is not None:
+            return cls("video", tuple(_array(video) for video in frames))
+        raise THGError(f"{type(pipe).__name__} made neither pictures nor sound nor frames, but {type(result).__name__}")
+
+    def decibels(self, reference: Output) -> list[float]:
+        """The PSNR of each picture or video, the SNR of each sound; infinite for identical ones."""
+        distance = snr if self.kind == "audio" else psnr
+        return [distance(item, wanted) for item, wanted in zip(self.items, reference.items, strict=True)]
+
+
+def _array(item: Any) -> Array:
+    if isinstance(item, list):  # frames
+        return np.stack([_array(part) for part in item])
+    if isinstance(item, Image.Image):
+        return np.asarray(item, dtype=np.float64) / 255
+    if hasattr(item, "detach"):
+        item = item.detach().float().cpu().numpy()
+    return np.asarray(item, dtype=np.float64)
+
+
+def picture(pixels: NDArray[np.floating]) -> Image.Image:
+    """An array of height x width (x channels) in [0, 1] as a picture of 8 bits."""
+    if not np.isfinite(pixels).all():
+        raise NonFiniteError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
+    values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
+    return Image.fromarray(values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values)
 
 
 def psnr(sample: ArrayLike, reference: ArrayLike, peak: float = 1.0) -> float:
@@ -50,15 +103,10 @@ def worst_mean(values: Sequence[float], higher_is_better: bool = True) -> float:
 
 
 def png_bytes(pixels: NDArray[np.floating], compress_level: int = 6, how: Mapping[str, object] | None = None) -> bytes:
-    """An array of height x width (x channels) in [0, 1] as a PNG file. how: as `png_text` takes it."""
-    if not np.isfinite(pixels).all():
-        raise NonFiniteError("the picture holds NaN or infinity; with float16 on a CPU, try --dtype float32")
-    values = (np.clip(pixels, 0, 1) * 255).round().astype(np.uint8)
-    if values.ndim == 3 and values.shape[-1] == 1:
-        values = values[..., 0]
+    """Pixels in [0, 1] as a PNG file. how: as `png_text` takes it."""
     file = io.BytesIO()
     text = None if how is None else png_text(how)
-    Image.fromarray(values).save(file, "PNG", compress_level=compress_level, pnginfo=text)
+    picture(pixels).save(file, "PNG", compress_level=compress_level, pnginfo=text)
     return file.getvalue()
 
 

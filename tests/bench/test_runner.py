@@ -36,9 +36,8 @@ from thg.bench.store import RunFolderError
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
 from thg.files import write_atomically
-from thg.processes import Shard, find_shard
+from thg.processes import Shard, find_shard, generators, sample_seed
 from thg.prompts import DataError
-from thg.seeds import generators, sample_seed
 
 
 @pytest.fixture(scope="module")

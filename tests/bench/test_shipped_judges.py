@@ -12,9 +12,8 @@ from thg.bench.metrics import Batch, MetricError, load_metrics
 from thg.bench.metrics.fidelity import SNR, LogMelDistance
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.metrics.judges import sounds_asked
-from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import emoji_names
-from thg.models.sound_judge import SOUND_REFERENCE_PATH, SoundJudge
+from thg.models.judge import SOUND_REFERENCE_PATH, EmojiJudge, SoundJudge
 from thg.models.sounds import SAMPLES, all_sounds, sound_prompt, sound_prompts
 
 TABLES = Path(__file__).parents[2] / "benchmarks"

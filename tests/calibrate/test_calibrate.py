@@ -25,9 +25,8 @@ from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
 from thg.ode.solvers import ddim, lms
-from thg.processes import Process
+from thg.processes import Process, generators, sample_seed
 from thg.profiles.planner import output_weight
-from thg.seeds import generators, sample_seed
 
 QUICK = {"steps": STEPS, "guidance_scale": SCALE, "sensitivity": 0, "progress": False}
 PAPER = {**QUICK, "algorithm3": True}

@@ -78,7 +78,6 @@ def test_the_plot_is_written(profile_file, tmp_path):
         (["calibrate", "--out", "PROFILE"], "exists already"),
         (["calibrate", "--model", "some/model", "--out", "new.json"], "no prompts were given"),
         (["calibrate", "--prompts", "EMPTY", "--out", "new.json"], "no usable line"),
-        (["calibrate", "--samples", "0", "--out", "new.json"], "--samples must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, message, profile_file, tmp_path, capsys):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import thg
-from thg.cli.calibrate import shipped_prompts
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.models.garments import mixed_prompts
 from thg.profiles.profile import SHIPPED
 
 SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
@@ -13,7 +13,7 @@ SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
 
 def latents(pipe, name):
     seeds = [torch.Generator().manual_seed(HELD_OUT + k) for k in range(SAMPLES)]
-    call = {"prompt": shipped_prompts(SAMPLES), "generator": seeds, "num_inference_steps": STEPS}
+    call = {"prompt": mixed_prompts(SAMPLES), "generator": seeds, "num_inference_steps": STEPS}
     return pipe(**call, guidance_scale=DEFAULT_GUIDANCE[name], output_type="latent", **DEFAULT_CALL[name]).images
 
 

@@ -180,17 +180,19 @@ def test_bad_input_is_one_line_and_exit_code_2(words, says, capsys, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "says"),
     [
-        ["generate", "a", "--steps", "0"],
-        ["compare", "a", "--guidance-scale", "nan"],
-        ["no"],
+        (["generate", "a", "--steps", "0"], "--steps: must be at least 1, not 0"),
+        (["compare", "a", "--guidance-scale", "nan"], "--guidance-scale: must be a number above 0"),
+        (["calibrate", "--out", "new.json", "--samples", "0"], "--samples: must be at least 1, not 0"),
+        (["no"], "invalid choice: 'no'"),
     ],
 )
-def test_bad_options_are_refused_by_the_parser(words, capsys):
+def test_bad_options_are_refused_by_the_parser(words, says, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_folder_that_was_saved_without_a_component(tmp_path, capsys):

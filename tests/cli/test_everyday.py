@@ -340,10 +340,10 @@ def test_compare_has_a_column_of_the_same_cost_and_the_worst_picture(here, capsy
 def test_compare_counts_what_plain_cfg_evaluated(here, folder, capsys):
     words = ["compare", "a bag", "--model", str(folder), "--steps", "6", "--force"]
     assert main([*words, "--scheduler", "heun"]) == 0  # calls the network twice a step, but for the last one
-    assert "plain CFG                    22 NFE" in capsys.readouterr().out
+    assert "plain CFG                    22 evaluations" in capsys.readouterr().out
     assert main([*words, "--guidance-scale", "1"]) == 0
     shown = capsys.readouterr()
-    assert "plain CFG                    6 NFE" in shown.out
+    assert "plain CFG                    6 evaluations" in shown.out
     assert "plain CFG, " not in shown.out  # nothing was saved
     assert "with --steps 6 thg needs every evaluation" in shown.err
     assert main([*words, "--scheduler", "dpm"]) == 0

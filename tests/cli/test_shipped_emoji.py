@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thg.cli import demo, main
+from thg.cli import compare, main
 from thg.plots import pictures as sheet
 
 
@@ -26,7 +26,7 @@ def test_generate_draws_in_colour_and_says_what_it_knows(here, capsys):
 
 
 def test_the_demo_shows_both_differences_beside_the_pictures(here, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "ROWS", 2)
+    monkeypatch.setattr(compare, "DEMO_ROWS", 2)
     assert main(["demo", "--steps", "14"]) == 0
     shown = capsys.readouterr()
     titles = [line[:28].strip() for line in shown.out.splitlines()[:3]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from thg.models import load_folder
-from thg.models.emoji_judge import EmojiJudge, EmojiJudgeNetwork
 from thg.models.emoji_prompts import EMOJI_PROMPTS
+from thg.models.judge import EmojiJudge, EmojiJudgeNetwork
 from training.emoji import denoiser, export
 from training.emoji.autoencoder import CHANNELS, DEVIATION, build_autoencoder, compute_encoder, encode
 from training.emoji.batches import FAMILY_EXPONENT, RECOLOURED_SHARE, Batches, emoji_tokenizer, family_weights

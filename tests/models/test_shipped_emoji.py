@@ -8,8 +8,8 @@ import torch
 
 from thg.errors import THGError
 from thg.models import shipped_pipeline
-from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import EMOJI_PROMPTS, EXAMPLE_EMOJI, emoji_names, knows
+from thg.models.judge import EmojiJudge
 
 SHAPES = {"red heart": 0, "blue heart": 2, "red square": 0, "green circle": 1, "orange circle": 0, "blue square": 2}
 """The channel that is brightest in each; the last two are held out."""

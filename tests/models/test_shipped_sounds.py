@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from thg.models import shipped_pipeline
-from thg.models.sound_judge import SoundJudge
+from thg.models.judge import SoundJudge
 from thg.models.sounds import FRAMES, HOP, SAMPLES, sound_prompts
 
 PROMPTS = ["a loud low trumpet note", "a fast loud hi-hat pattern", "a soft high flute note"]

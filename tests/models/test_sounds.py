@@ -7,7 +7,7 @@ import torch
 
 from thg.errors import THGError
 from thg.media import snr
-from thg.models.sound_judge import SoundJudge
+from thg.models.judge import SoundJudge
 from thg.models.sounds import (
     FRAMES,
     HOP,

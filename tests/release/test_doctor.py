@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.release.commands import call, refused
-from thg.cli.bfloat16 import bfloat16_works
+from thg.processes import bfloat16_works
 
 BROKEN = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
 

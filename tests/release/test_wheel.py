@@ -52,10 +52,10 @@ STATIC = ROOT / "src" / "thg" / "studio" / "static"
 SERVE = """
 import asyncio, hashlib, json, sys, httpx, thg
 from fastapi import FastAPI
-from thg.studio.pages import add_pages
+from thg.studio.app import add_page
 
 app = FastAPI()
-add_pages(app)
+add_page(app)
 
 async def fetch():
     transport = httpx.ASGITransport(app)

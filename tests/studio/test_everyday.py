@@ -9,6 +9,7 @@ from tests.studio.conftest import serve
 from tests.studio.wishes import finished, plan_wish, run_wish
 from thg.studio.engine import Engine
 from thg.studio.model import Model
+from thg.studio.specs import RunSettings
 
 RUNS = 30
 
@@ -122,8 +123,7 @@ def test_the_shipped_profiles_have_a_ratio_for_the_budget():
         engine = Engine(command_model("--model", name, "--device", "cpu"))
         profile = engine.model.profile
         about = engine.profile_for_page(profile)
-        request = {"steps": profile.steps, "guidance_scale": profile.about.guidance_scale}
-        run = engine.model.run(None, *request.values())
+        run = engine.model.run(RunSettings(steps=profile.steps, guidance_scale=profile.about.guidance_scale))
         share = profile.planner(rho=about["rho"]).plan(run).nfe / (2 * run.steps)
         assert 0.5 < share <= 0.65
 

@@ -14,8 +14,9 @@ from PIL import Image
 from tests.studio.tiny import tiny_animation, tiny_sound
 from tests.studio.wishes import run_wish
 from thg.errors import THGError
+from thg.media import Output
 from thg.studio.engine import Engine
-from thg.studio.media import Output, png, psnr, wav
+from thg.studio.media import decibels, png, wav
 from thg.studio.model import Model
 from thg.studio.specs import RunRequest
 
@@ -49,7 +50,7 @@ def test_wav_holds_the_samples(channels):
 def test_psnr_of_known_errors():
     reference = Output("image", (np.zeros((4, 4, 3)), np.ones((4, 4, 3))))
     other = Output("image", (np.full((4, 4, 3), 0.1), np.ones((4, 4, 3))))
-    first, second = psnr(other, reference)
+    first, second = decibels(other, reference)
     assert first == pytest.approx(20)
     assert second is None
 
@@ -57,7 +58,7 @@ def test_psnr_of_known_errors():
 def test_psnr_of_sound_counts_from_its_own_peak():
     reference = Output("audio", (np.array([0.5, -0.5]),), 16000)
     other = Output("audio", (np.array([0.45, -0.45]),), 16000)
-    assert psnr(other, reference)[0] == pytest.approx(20)
+    assert decibels(other, reference)[0] == pytest.approx(20)
 
 
 def test_unknown_outputs_are_named():

@@ -12,6 +12,7 @@ from tests.studio.wishes import plan_wish
 from thg.errors import ProfileError
 from thg.studio.engine import Engine
 from thg.studio.model import Model
+from thg.studio.specs import RunSettings
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_the_charts_are_the_papers_figures(profiled, profile):
 def test_plans_are_those_of_the_profile(profiled, profile, spec):
     with profiled.client() as client:
         answer = client.post("/api/plan", json=plan_wish(plan={"kind": "profile", **spec})).json()
-    run = profiled.engine.model.run(None, 20, 5.0)
+    run = profiled.engine.model.run(RunSettings(steps=20, guidance_scale=5.0))
     assert thg.Plan.from_dict(answer["plan"]) == profile.planner(**spec).plan(run)
 
 

@@ -157,7 +157,7 @@ def test_a_dropped_picture_brings_its_settings(opened, tmp_path):
     empty = io.BytesIO()
     Image.new("RGB", (8, 8)).save(empty, "PNG")
     page.evaluate(DROP, base64.b64encode(empty.getvalue()).decode())
-    expect(page.locator("#toast")).to_contain_text("Drop a PNG that thg has made")
+    expect(page.locator("#toast")).to_contain_text("Runs start from this picture now.")  # it has no settings
 
 
 def test_remaining_time(opened, model):

@@ -31,6 +31,11 @@ def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def finished(client: httpx.Client, wish: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """All events of a run."""
-    with client.stream("POST", "/api/runs", json=wish) as response:
+    return stream(client, "/api/runs", wish)
+
+
+def stream(client: httpx.Client, path: str, wish: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """All events of something that takes time."""
+    with client.stream("POST", path, json=wish) as response:
         assert response.status_code == 200, response.read()
         return list(events(response))

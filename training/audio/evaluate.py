@@ -12,7 +12,7 @@ from thg.bench.metrics.frechet import Gaussian, frechet_distance
 from thg.files import write_atomically
 from thg.media import wav_bytes
 from thg.models import load_folder
-from thg.models.sound_judge import SoundJudge, SoundVerdict
+from thg.models.judge import SoundJudge, SoundVerdict
 from thg.models.sounds import SAMPLING_RATE, Sound, log_mel, sound_prompts
 from thg.plots.pictures import Column, sheet, spectrogram
 from training.audio.shipped import SHIPPED

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from thg.bench.metrics.frechet import Gaussian
-from thg.models.sound_judge import SOUND_JUDGE_PATH, SOUND_REFERENCE_PATH, SoundJudge
+from thg.models.judge import SOUND_JUDGE_PATH, SOUND_REFERENCE_PATH, SoundJudge
 from training.audio.latents import load_autoencoder
 from training.audio.model import build_pipeline, denoiser
 from training.audio.sounds import WORK, load_sounds

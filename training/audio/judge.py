@@ -5,7 +5,7 @@ import json
 import torch
 import torch.nn.functional as F
 
-from thg.models.sound_judge import HEADS, SoundJudge, SoundJudgeNetwork
+from thg.models.judge import HEADS, SoundJudge, SoundJudgeNetwork
 from training.audio.sounds import NO_REGISTER, WORK, load_sounds, log_mels, sound_of
 from training.loop import parse_options, save_atomically, train
 

@@ -64,7 +64,7 @@ class Player:
         if not font.is_file():
             raise SystemExit(f"no sound font {font}: install the Debian package fluid-soundfont-gm or pass --font FILE")
         try:
-            import tinysoundfont  # type: ignore[import-not-found, unused-ignore]
+            import tinysoundfont  # type: ignore[import-not-found, import-untyped, unused-ignore]
         except ImportError:
             raise SystemExit("no package tinysoundfont: pip install tinysoundfont") from None
         self.synth: Any = tinysoundfont.Synth(samplerate=SAMPLING_RATE)

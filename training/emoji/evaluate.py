@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from thg.models import load_folder
-from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import EMOJI_PROMPTS
+from thg.models.judge import EmojiJudge
 from training.emoji.data import Emoji, Scope, as_floats, in_scope, load_emoji
 from training.emoji.export import CAPTIONS
 from training.evaluate import distance, generate

@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 from thg.bench.metrics.frechet import Gaussian
 from thg.files import write_atomically
-from thg.models.emoji_judge import EMOJI_JUDGE_PATH, EMOJI_REFERENCE_PATH, EmojiJudge
 from thg.models.emoji_prompts import NAMES_PATH
+from thg.models.judge import EMOJI_JUDGE_PATH, EMOJI_REFERENCE_PATH, EmojiJudge
 from training.emoji.autoencoder import load_autoencoder
 from training.emoji.batches import emoji_tokenizer
 from training.emoji.captions import known_words

@@ -5,7 +5,7 @@ import random
 import torch
 import torch.nn.functional as F
 
-from thg.models.emoji_judge import EmojiJudge, EmojiJudgeNetwork
+from thg.models.judge import EmojiJudge, EmojiJudgeNetwork
 from training.emoji.batches import emoji_tokenizer, family_weights
 from training.emoji.captions import caption
 from training.emoji.data import Scope, as_floats, load_emoji

@@ -32,8 +32,7 @@ from thg.bench.metrics import Batch, compares_with_plain_cfg
 from thg.bench.samples import PromptList, Samples, check_room, load_pipeline, load_prompts, make_scheduler, sample
 from thg.bench.store import RunFolderError, Series, StoredMethod, read_json, write_json
 from thg.errors import PlanError
-from thg.processes import Shard, batches
-from thg.seeds import sample_seed
+from thg.processes import Shard, batches, sample_seed
 
 PILOT = 16
 """Prompts on which thresholds are searched and the work of third-party caches is counted."""

@@ -21,8 +21,8 @@ from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.media import png_bytes, wav_bytes, wav_samples
 from thg.models import SHIPPED, shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
+from thg.processes import generators
 from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
-from thg.seeds import generators
 
 RECORD_BYTES = 8192
 """Bytes of a record and of a timing on disk: a block each."""

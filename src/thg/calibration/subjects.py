@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,8 +36,8 @@ from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
 from thg.plans.run import RunInfo
+from thg.processes import generators
 from thg.profiles.planner import noise_share
-from thg.seeds import generators
 
 Array = NDArray[np.float64]
 
@@ -185,8 +186,14 @@ class Pipeline:
 
 
 @contextmanager
-def progress_bar(total: int, unit: str, label: str, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A progress bar with the time that remains, if tqdm is installed (it comes with diffusers)."""
+def progress_bar(
+    total: int, unit: str, label: str, shown: bool | Callable[[int, int], object]
+) -> Iterator[Callable[[int], object]]:
+    """A progress bar with the time that remains, if tqdm is installed (as with diffusers); or calls of a function."""
+    if callable(shown):
+        counted = itertools.count(1)
+        yield lambda done: shown(next(counted), total)
+        return
     try:
         from tqdm.auto import tqdm
     except ImportError:

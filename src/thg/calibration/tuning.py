@@ -61,7 +61,7 @@ def tune(
     guidance_interval: Interval | None = None,
     folder: str | Path | None = None,
     remember: bool = True,
-    progress: bool = True,
+    progress: bool | Callable[[int, int], object] = True,
 ) -> Tuned:
     """A planner that keeps this network within a tolerance, by comparing runs: `thg.enable(pipe, thg.tune(...))`.
 
@@ -81,6 +81,7 @@ def tune(
             tolerance uses its plain runs.
         remember: `thg.enable(pipe)` finds the result again for this network, scheduler and precision, also in other
             processes (in the cache folder; the environment variable THG_TUNED=0 switches that off).
+        progress: shows a bar; or a function that is called with the number of finished batches, and of all at most.
 
     Costs one plain run and two to five accelerated ones per sample. The result says what it has reached:
     `print(tuned)`, also if the tolerance cannot be kept.

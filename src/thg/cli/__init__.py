@@ -1,7 +1,7 @@
 """The `thg` command: finds the sub-command, runs it, and turns errors into one line and an exit code.
 
-`parser` has the options of all sub-commands. Each sub-command is a module of this package with `run(args)` (`report` is
-in `bench`), which is imported only when it is called, after a first line that says so: importing torch takes seconds.
+`parser` has the options of all sub-commands. Each sub-command is a function of a module of this package, which is
+imported only when it is called, after a first line that says so: importing torch takes seconds.
 Exit codes: 0 done, 1 the work was done and something in it failed, 2 bad input, 130 interrupted, 141 the reader of the
 output has ended.
 """
@@ -25,6 +25,12 @@ from thg.errors import THGError
 __all__ = ["COMMANDS", "main"]
 
 QUICK = {"plan"}  # commands that load nothing
+ELSEWHERE = {  # commands that are not the function `run` of a module of their name
+    "demo": ("compare", "demo"),
+    "tune": ("measure", "tune"),
+    "calibrate": ("measure", "calibrate"),
+    "report": ("bench", "report"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +89,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _function(command: str) -> Callable[[argparse.Namespace], int]:
-    module, function = ("bench", "report") if command == "report" else (command, "run")
+    module, function = ELSEWHERE.get(command, (command, "run"))
     try:
         found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f"thg.cli.{module}"), function)
         return found

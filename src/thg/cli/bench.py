@@ -13,8 +13,8 @@ from thg.bench.report import rebuild_report, write_report
 from thg.bench.run import BenchmarkRun, make_samples, measure_samples
 from thg.bench.samples import reference_files
 from thg.bench.store import weights
-from thg.cli import pipelines
-from thg.processes import find_shard
+from thg.models.pretrained import quiet
+from thg.processes import check_device, find_shard
 from thg.prompts import DataError
 
 
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     config = override(config, count=args.count, batch_size=args.batch_size, seed=args.seed)
     folder = args.out or Path("runs") / f"bench-{config.identity()}"
     shard = find_shard(args.shard, args.device)
-    pipelines.check_device(shard.device)
+    check_device(shard.device)
     name = f"thg bench {shard.index}/{shard.count}: " if shard.count > 1 else "thg bench: "
 
     def progress(text: str) -> None:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(config, folder, args.store)
     benchmark = BenchmarkRun.start(config, folder, args.store)
-    pipelines.quiet()
+    quiet()
     make_samples(benchmark, shard, progress)
     measurer = measure_samples(benchmark, shard, progress)
     if measurer is None:
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     """Rebuilds the report of a benchmark from its folder; measures what is missing, without sampling."""
     shard = find_shard(args.shard, args.device)
-    pipelines.check_device(shard.device)
-    pipelines.quiet()
+    check_device(shard.device)
+    quiet()
     table = rebuild_report(args.folder, shard, lambda text: print(f"thg report: {text}", file=sys.stderr, flush=True))
     if table is None:
         print("thg report: other processes are still measuring, the last one writes the report", file=sys.stderr)

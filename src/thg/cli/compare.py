@@ -1,4 +1,7 @@
-"""`thg compare`: the same seeds with plain CFG, the paper's plan, thg's default, and plain CFG at the same cost."""
+"""`thg compare`: the same seeds with plain CFG, the paper's plan, thg's default, and plain CFG at the same cost.
+
+`thg demo` is the comparison on several prompts of a shipped model, one picture at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from thg.cli import files, pipelines
-from thg.cli.progress import Progress
-from thg.cli.sampling import Sampled, sample
-from thg.cli.sounds import spectrograms
-from thg.cli.videos import four_frames, video_psnr
+from thg.cli.parser import DEFAULT_MODEL
+from thg.cli.sampling import Progress, Sampled, sample
 from thg.errors import THGError
-from thg.media import mean_psnr, psnr, snr
-from thg.models.pretrained import sampling_rate
+from thg.media import mean_psnr, picture
+from thg.models import SHIPPED
 from thg.plans.planners import Choice
 from thg.plans.presets import PRESETS, preset
-from thg.plots.pictures import GAIN, Column, difference, sheet
+from thg.plots.pictures import GAIN, Column, difference, sheet, spectrogram
+from thg.processes import batches
 
 PLAIN, OURS = "plain CFG", "thg"
+DEMO_ROWS = 8
+
+
+def demo(args: argparse.Namespace) -> int:
+    args.prompt = list(SHIPPED.get(args.model, SHIPPED[DEFAULT_MODEL]).examples[:DEMO_ROWS])
+    args.batch_size = args.batch_size or 1  # as most people run their models
+    return run(args)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,16 +49,17 @@ def run(args: argparse.Namespace) -> int:
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
     pipelines.objections(args, args.prompt)
     results = Comparison(pipe, args, prompts, seeds).results()
-    columns = [_column(each, results[0], pipe) for each in results]
-    beside = [column for each in zip(columns, results, strict=True) for column in _with_difference(*each, columns[0])]
+    plain = results[PLAIN]
+    columns = [_column(title, result, plain) for title, result in results.items()]
+    shown = [each for column in columns for each in _with_difference(column, columns[0], plain.output.kind)]
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
     how = {"prompts": prompts, "seeds": seeds, **pipelines.describe(args, pipe)}
-    files.save_picture(out, sheet(labels, beside), how)
+    files.save_picture(out, sheet(labels, shown), how)
     for column in columns:
         print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
     print(out)
-    if results[0].kind != "image":
-        print(_save_all(out, results, pipe))
+    if plain.output.kind != "image":
+        print(_save_all(out, results))
     return 0
 
 
@@ -58,31 +69,15 @@ def _beside(out: Path) -> list[Path]:
     return sorted(path for suffix in suffixes for path in out.parent.glob(f"{out.stem}-*{suffix}"))
 
 
-def _save_all(out: Path, results: list[Result], pipe: Any) -> str:
+def _save_all(out: Path, results: dict[str, Sampled]) -> str:
     """Writes each sound or video next to the sheet, as name-method-0.wav. Returns what was written."""
-    suffix = files.SUFFIX[results[0].kind]
-    for result in results:
-        method = re.sub(r"[^a-z0-9.]+", "-", result.title.lower()).strip("-")
-        for number, item in enumerate(result.items):
-            path = out.with_name(f"{out.stem}-{method}-{number}{suffix}")
-            if result.kind == "audio":
-                files.save_sound(path, item, sampling_rate(pipe))
-            else:
-                files.save_frames(path, item)
-    count = sum(len(result.items) for result in results)
-    return f"{out.with_name(out.stem)}-*{suffix}: {count} {files.NAMES[results[0].kind]}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """The pictures, sounds or videos of one method, their cost, and their largest estimated error, if any."""
-
-    title: str
-    kind: str
-    items: list[Any]
-    nfe: int
-    seconds: float
-    error: float | None
+    output = results[PLAIN].output
+    suffix, count = files.SUFFIX[output.kind], len(output.items)
+    for title, result in results.items():
+        method = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+        for number in range(count):
+            files.save(out.with_name(f"{out.stem}-{method}-{number}{suffix}"), result.output, number, {})
+    return f"{out.with_name(out.stem)}-*{suffix}: {count * len(results)} {files.NAMES[output.kind]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +96,7 @@ class Comparison:
         self.pipe, self.args, self.prompts, self.seeds = pipe, args, prompts, seeds
         self.steps, self.batch = pipelines.steps_of(args, pipe), pipelines.batch_size(args)
 
-    def results(self) -> list[Result]:
+    def results(self) -> dict[str, Sampled]:
         """The result of each method, plain CFG first; one that cannot run is omitted with its reason.
 
         The methods take turns, so that a machine that becomes slower or faster does so for all of them.
@@ -110,15 +105,14 @@ class Comparison:
         sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # warm-up
         turns: dict[Method, list[Sampled]] = {method: [] for method in self._methods()}
         with Progress((len(turns) + 1) * len(self.prompts)) as progress:
-            for start in range(0, len(self.prompts), self.batch):
+            for batch in batches(len(self.prompts), self.batch):
                 for method in list(turns):
-                    self._take_turn(method, start, turns, progress)
-                if start == 0 and (fewer := self._fewer([done[0] for done in turns.values()], list(turns))):
+                    self._take_turn(method, batch, turns, progress)
+                if batch.start == 0 and (fewer := self._fewer(turns)):
                     turns[fewer] = []
-                    self._take_turn(fewer, start, turns, progress)
-        results = [_result(method, parts) for method, parts in turns.items()]
-        ours = next((result for result in results if result.title == OURS), None)
-        if ours and (reason := self._surprise(ours, results[0])):
+                    self._take_turn(fewer, batch, turns, progress)
+        results = {method.title: Sampled.joined(parts) for method, parts in turns.items()}
+        if OURS in results and (reason := self._surprise(results[OURS], results[PLAIN])):
             print(f"thg compare: {reason}", file=sys.stderr)
         return results
 
@@ -127,13 +121,13 @@ class Comparison:
         paper = [Method(f"THG, paper ({named})", preset(named), self.steps)] if named is not None else []
         return [Method(PLAIN, False, self.steps), *paper, Method(OURS, True, self.steps)]
 
-    def _fewer(self, done: list[Sampled], methods: list[Method]) -> Method | None:
+    def _fewer(self, turns: dict[Method, list[Sampled]]) -> Method | None:
         """Plain CFG with as many steps as thg's evaluations allow, and never fewer evaluations than thg's."""
-        nfe = {method.title: each.nfe for method, each in zip(methods, done, strict=True)}
+        nfe = {method.title: parts[0].nfe for method, parts in turns.items()}
         steps = math.ceil(self.steps * nfe.get(OURS, nfe[PLAIN]) / nfe[PLAIN])
         return Method(f"{PLAIN}, {steps} steps", False, steps) if steps < self.steps else None
 
-    def _surprise(self, ours: Result, plain: Result) -> str:
+    def _surprise(self, ours: Sampled, plain: Sampled) -> str:
         """Why thg does not look better than plain CFG, if it does not."""
         if ours.nfe >= plain.nfe:
             return f"with --steps {self.steps} thg needs every evaluation to stay within its tolerance; try more"
@@ -141,57 +135,43 @@ class Comparison:
             return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
         return ""
 
-    def _take_turn(self, method: Method, start: int, turns: dict[Method, list[Sampled]], progress: Progress) -> None:
+    def _take_turn(self, method: Method, batch: range, turns: dict[Method, list[Sampled]], progress: Progress) -> None:
         """Adds a batch of a method, or removes the method if it cannot run."""
+        call = pipelines.call_arguments(self.args, self.pipe, [self.prompts[i] for i in batch])
+        call["num_inference_steps"] = method.steps
         try:
-            turns[method].append(self._sample(method, start, progress))
+            done = progress.sample(method.title, self.pipe, call, [self.seeds[i] for i in batch], method.plan)
+            turns[method].append(done)
         except THGError as error:
             if method.title == PLAIN:
                 raise
             del turns[method]
             print(f"thg compare: no column {method.title!r}: {error}", file=sys.stderr)
 
-    def _sample(self, method: Method, start: int, progress: Progress) -> Sampled:
-        prompts, seeds = self.prompts[start : start + self.batch], self.seeds[start : start + self.batch]
-        call = pipelines.call_arguments(self.args, self.pipe, prompts) | {"num_inference_steps": method.steps}
-        sampled = sample(self.pipe, call | progress.start(method.title, self.pipe, len(prompts)), seeds, method.plan)
-        progress.finish()
-        return sampled
 
-
-def _result(method: Method, parts: list[Sampled]) -> Result:
-    items = [item for part in parts for item in part.items]
-    estimates = [part.summary.estimated_error for part in parts if part.summary is not None]
-    error = max((error for estimate in estimates for error in estimate or ()), default=None)
-    return Result(method.title, parts[0].kind, items, parts[0].nfe, sum(part.seconds for part in parts), error)
-
-
-def _with_difference(column: Column, result: Result, plain: Column) -> list[Column]:
+def _with_difference(column: Column, plain: Column, kind: str) -> list[Column]:
     """A column of pictures, and what the eye does not see of its difference to plain CFG's."""
-    if result.kind != "image" or column is plain:
+    if kind != "image" or column is plain:
         return [column]
     pairs = zip(column.pictures, plain.pictures, strict=True)
     return [column, Column(f"its difference, {GAIN} times", "", [difference(*pair) for pair in pairs])]
 
 
-def _column(result: Result, plain: Result, pipe: Any) -> Column:
-    caption = f"{result.nfe} NFE   {result.seconds:.2f} s"
+def _column(title: str, result: Sampled, plain: Sampled) -> Column:
+    caption = f"{result.nfe} evaluations   {result.seconds:.2f} s"
     if result is not plain:
-        decibels = [_decibels(result.kind, a, b) for a, b in zip(result.items, plain.items, strict=True)]
+        decibels = result.output.decibels(plain.output)
         worst = f", worst {mean_psnr([min(decibels)]):.1f}" if len(decibels) > 1 else ""
         caption += f"\n{mean_psnr(decibels):.1f} dB{worst}"
-    if result.error is not None:
-        caption += f"\nestimated error {result.error:.1%}"
-    return Column(result.title, caption, _pictures(result, plain, pipe))
+    if result.summary is not None and result.summary.estimated_error:
+        caption += f"\nestimated error {max(result.summary.estimated_error):.1%}"
+    return Column(title, caption, _pictures(result, plain))
 
 
-def _pictures(result: Result, plain: Result, pipe: Any) -> list[Image.Image]:
-    if result.kind == "audio":
-        return spectrograms(result.items, plain.items, pipe)
-    return four_frames(result.items) if result.kind == "video" else result.items
-
-
-def _decibels(kind: str, item: Any, reference: Any) -> float:
-    if kind == "audio":
-        return snr(item, reference)
-    return video_psnr(item, reference) if kind == "video" else psnr(item, reference, peak=255)
+def _pictures(result: Sampled, plain: Sampled) -> list[Image.Image]:
+    """The results as pictures; sounds as spectrograms, relative to the loudest sample of plain CFG's."""
+    output = result.output
+    if output.kind == "audio":
+        peaks = [float(np.abs(reference).max()) or 1.0 for reference in plain.output.items]
+        return [spectrogram(sound / peak, output.rate) for sound, peak in zip(output.items, peaks, strict=True)]
+    return [files.four_frames(item) if output.kind == "video" else picture(item) for item in output.items]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thg.cli.bfloat16 import bfloat16_works, remedy
 from thg.distribution import EXTRAS, NAME, __version__, install_line
 from thg.models import SHIPPED, shipped_path
+from thg.processes import bfloat16_remedy, bfloat16_works
 
 # Imported in a child process: a build for another torch fails on import, and breaks transformers.
 FRAGILE = ("torchvision", "torchaudio")
@@ -70,7 +70,7 @@ def _devices() -> list[Finding]:
 def _bfloat16() -> Finding:
     if bfloat16_works():
         return Finding("bfloat16 on the CPU", "works")
-    return Finding("bfloat16 on the CPU", f"stops the process with an illegal instruction; {remedy()}", None)
+    return Finding("bfloat16 on the CPU", f"stops the process with an illegal instruction; {bfloat16_remedy()}", None)
 
 
 def _extras() -> list[Finding]:
@@ -103,8 +103,8 @@ def _fragile() -> list[Finding]:
             findings.append(Finding(module, _version(module)))
         else:
             reason = (done.stderr.strip().splitlines() or ["the import fails"])[-1]
-            remedy = f"built for another torch, which breaks transformers; write pip uninstall {module} ({reason})"
-            findings.append(Finding(module, remedy, ok=False))
+            why = f"built for another torch, which breaks transformers; write pip uninstall {module} ({reason})"
+            findings.append(Finding(module, why, ok=False))
     return findings
 
 

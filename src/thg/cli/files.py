@@ -1,4 +1,4 @@
-"""Writing results: atomically, under unique names, with their settings as metadata."""
+"""Results as files: atomically, under unique names, with their settings as metadata."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image
 
 from thg.errors import THGError
 from thg.files import atomic_target, write_atomically
-from thg.media import png_text, wav_bytes
+from thg.media import Array, Output, picture, png_text, wav_bytes
 
 SUFFIX = {"image": ".png", "audio": ".wav", "video": ".gif"}
 NAMES = {"image": "pictures", "audio": "sounds", "video": "videos"}
@@ -57,31 +55,33 @@ def free(path: Path, count: int) -> Path:
     return next(p for p in itertools.chain([path], others) if not any(each.exists() for each in numbered(p, count)))
 
 
-def save_picture(path: Path, picture: Image.Image, how: dict[str, Any]) -> None:
+def save(path: Path, output: Output, number: int, how: dict[str, Any], enlarge: int = 1) -> None:
+    """One of the results: a picture, a WAV file of 16 bits, or an animated GIF (or WebP) of the frames of a video."""
+    item = output.items[number]
+    if output.kind == "audio":
+        write_atomically(path, wav_bytes(item.squeeze(), output.rate))
+    elif output.kind == "image":
+        shown = picture(item)
+        size = enlarge * shown.width, enlarge * shown.height
+        save_picture(path, shown.resize(size, Image.Resampling.NEAREST), how)
+    else:
+        first, *others = map(picture, item)
+        with atomic_target(path) as target:
+            first.save(target, save_all=True, append_images=others, duration=1000 // output.rate, loop=0)
+
+
+def save_picture(path: Path, shown: Image.Image, how: dict[str, Any]) -> None:
     """A PNG with the text chunk "thg": how it was made, as JSON. Other formats are saved without it."""
     options: dict[str, Any] = {"pnginfo": png_text(how)} if path.suffix.lower() == ".png" else {}
     with atomic_target(path) as target:
-        picture.save(target, **options)
+        shown.save(target, **options)
 
 
-def save_sound(path: Path, sound: Any, rate: int) -> None:
-    """A WAV file of 16 bits."""
-    samples = np.asarray(torch.as_tensor(sound).float().cpu().numpy() if isinstance(sound, torch.Tensor) else sound)
-    write_atomically(path, wav_bytes(samples.squeeze(), rate))
-
-
-def save_frames(path: Path, frames: Any, fps: int = 8) -> None:
-    """An animated GIF (or WebP) of the frames of a video."""
-    pictures = frames_of(frames)
-    with atomic_target(path) as target:
-        pictures[0].save(target, save_all=True, append_images=pictures[1:], duration=1000 // fps, loop=0)
-
-
-def frames_of(video: Any) -> list[Image.Image]:
-    """The frames of a video as pictures, whatever type the pipeline has made."""
-    return [frame if isinstance(frame, Image.Image) else _picture(frame) for frame in video]
-
-
-def _picture(frame: Any) -> Image.Image:
-    values = np.asarray(frame.float().cpu().numpy() if isinstance(frame, torch.Tensor) else frame)
-    return Image.fromarray((values.clip(0, 1) * 255).round().astype("uint8"))
+def four_frames(video: Array) -> Image.Image:
+    """The first frame of a video, the last, and two between them, as a square."""
+    chosen = [picture(video[round(i * (len(video) - 1) / 3)]) for i in range(4)]
+    width, height = chosen[0].size
+    page = Image.new("RGB", (2 * width, 2 * height))
+    for i, frame in enumerate(chosen):
+        page.paste(frame, (i % 2 * width, i // 2 * height))
+    return page

@@ -161,7 +161,9 @@ def _add_measuring(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--prompts", type=Path, help="txt, csv, tsv or jsonl (default for shipped models: their own)")
     parser.add_argument("--column", help="which column of the file holds the prompts")
     parser.add_argument(
-        "--samples", type=int, help="use only the first N prompts (default: all, or 16 for the shipped models)"
+        "--samples",
+        type=whole_number(1),
+        help="use only the first N prompts (default: all, or 16 for the shipped models)",
     )
     parser.add_argument("--steps", type=whole_number(1), help="sampler steps (default: the model's own)")
     parser.add_argument("--guidance-scale", type=guidance, help="w (default: the model's own)")
@@ -198,6 +200,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 def _studio(parser: argparse.ArgumentParser) -> None:
     _add_loading(parser)
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="offer the models below this folder on the page")
     parser.add_argument("--profile", help="a profile of this model, made by thg calibrate")
     parser.add_argument("--port", type=int, default=PORT, help=f"0 for any free port (default: {PORT})")
     parser.add_argument(

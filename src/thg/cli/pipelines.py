@@ -1,73 +1,47 @@
-"""Loading a pipeline for a command, and the arguments of its call: the shipped models by name, or any supported one."""
+"""The pipeline of a command and the arguments of its call, from the options."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
 import sys
-from contextlib import suppress
 from typing import Any
 
-import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from thg.cli.bfloat16 import require_bfloat16
 from thg.distribution import versions
 from thg.errors import THGError
-from thg.models import SHIPPED, shipped_pipeline
-from thg.models.pretrained import add_loras, image_to_image, is_single_file, pretrained, single_file
+from thg.models import SHIPPED, pretrained
+from thg.models.pretrained import Source, default_of, guidance_name
 from thg.models.schedulers import Schedulers
-from thg.ode.scheduler_table import OFFERED, by_option
-from thg.ode.scheduler_table import options as scheduler_options
-from thg.processes import best_device
+from thg.prompts import read_prompts
 
 USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
 
 
+def source(args: argparse.Namespace) -> Source:
+    """Which pipeline the options ask for."""
+    given = {name: getattr(args, name) for name in ("model", "config", "variant", "device", "dtype", "offload")}
+    return Source(**given, lora=tuple(args.lora), scheduler=args.scheduler)
+
+
 def load(args: argparse.Namespace) -> Any:
     """The pipeline that the options ask for."""
-    device = args.device or best_device()
-    default = torch.float16 if device.startswith("cuda") else torch.float32
-    dtype = getattr(torch, args.dtype) if args.dtype else default
-    check_device(device)
-    require_bfloat16(dtype, device)
-    if args.offload and device == "cpu":
-        raise THGError(
-            "--offload moves weights to a GPU when they are needed, but this run is on the CPU: remove the option"
-        )
-    quiet()
-    pipe = _loaded(args, dtype)
-    add_loras(pipe, args.lora)
-    if args.image is not None:
-        pipe = image_to_image(pipe)
-    if args.offload == "model":
-        pipe.enable_model_cpu_offload(device=device)
-    elif args.offload == "sequential":
-        pipe.enable_sequential_cpu_offload(device=device)
-    else:
-        pipe.to(device)
-    if args.scheduler:
-        pipe.scheduler = _scheduler(args.scheduler, pipe)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return source(args).load(from_picture=args.image is not None)
 
 
-def _loaded(args: argparse.Namespace, dtype: torch.dtype) -> Any:
-    single, shipped = is_single_file(args.model), args.model in SHIPPED
-    if args.config is not None and not single:
-        raise THGError(f"--config is the configuration of a single file, and {args.model} is none: remove it")
-    if args.variant is not None and (single or shipped):
-        raise THGError(f"--variant names weight files of a folder or hub id, and {args.model} is none: remove it")
-    if single:
-        return single_file(args.model, dtype, config=args.config)
-    return shipped_pipeline(args.model, dtype=dtype) if shipped else pretrained(args.model, dtype, variant=args.variant)
+def prompts_of(args: argparse.Namespace, count: int | None = None) -> list[str]:
+    """The prompts of the file of --prompts, or the first `count` of them."""
+    if args.prompts is not None:
+        return read_prompts(args.prompts, args.column, count)
+    if args.column is not None:
+        raise THGError("--column names a column of the file of --prompts, which was not given")
+    return []
 
 
 def steps_of(args: argparse.Namespace, pipe: Any) -> int:
     """The steps of a run: those asked for, else the model's own."""
-    own = SHIPPED[args.model].steps if args.model in SHIPPED else _default(pipe, "num_inference_steps")
+    own = SHIPPED[args.model].steps if args.model in SHIPPED else default_of(pipe, "num_inference_steps")
     steps = int(args.steps or own or USUAL_STEPS)
     levels = pipe.scheduler.config.get("num_train_timesteps")
     if levels and steps > levels and not Schedulers(pipe.scheduler).flow:
@@ -77,7 +51,7 @@ def steps_of(args: argparse.Namespace, pipe: Any) -> int:
 
 def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
     """The guidance scale of a run: the one asked for, else the model's own. None if the pipeline has no default."""
-    own = SHIPPED[args.model].guidance_scale if args.model in SHIPPED else _default(pipe, _guidance_name(pipe))
+    own = SHIPPED[args.model].guidance_scale if args.model in SHIPPED else default_of(pipe, guidance_name(pipe))
     scale = args.guidance_scale or own
     return None if scale is None else float(scale)
 
@@ -96,42 +70,27 @@ def batch_size(args: argparse.Namespace) -> int:
 
 def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> dict[str, Any]:
     """The keyword arguments of the pipeline's call, from the options."""
-    call: dict[str, Any] = {"prompt": prompts, "num_inference_steps": steps_of(args, pipe)}
-    if args.model in SHIPPED:
-        call.update(SHIPPED[args.model].call)
-    scale = guidance_of(args, pipe)
-    if scale is not None:
-        call[_guidance_name(pipe)] = scale
-    if args.negative_prompt is not None:
-        call["negative_prompt"] = [args.negative_prompt] * len(prompts)
-    size = {name: value for name in ("width", "height") if (value := getattr(args, name)) is not None}
-    call.update(_start(args, pipe, len(prompts), size) if args.image is not None else size)
-    accepted = inspect.signature(pipe.__call__).parameters
-    if unknown := [name for name in call if name not in accepted]:
-        optional = unknown[0] in ("width", "height", "negative_prompt")
-        remedy = f"remove --{unknown[0].replace('_', '-')}" if optional else "this command needs one that takes prompts"
-        raise THGError(f"{type(pipe).__name__} does not take {unknown[0]}; {remedy}")
-    return call
+    return pretrained.call_arguments(
+        pipe,
+        prompts,
+        steps=steps_of(args, pipe),
+        guidance_scale=guidance_of(args, pipe),
+        negative_prompt=args.negative_prompt,
+        width=args.width,
+        height=args.height,
+        start=None if args.image is None else _read_picture(args),
+        strength=args.strength,
+        **(SHIPPED[args.model].call if args.model in SHIPPED else {}),
+    )
 
 
-def _start(args: argparse.Namespace, pipe: Any, count: int, size: dict[str, int]) -> dict[str, Any]:
-    """The picture to start from, in the size of the result, and how much of it may change."""
+def _read_picture(args: argparse.Namespace) -> Image.Image:
     try:
         with Image.open(args.image) as picture:
-            grey = getattr(getattr(pipe.vae, "config", None), "in_channels", 3) == 1
-            start = ImageOps.exif_transpose(picture).convert("L" if grey else "RGB")
+            picture.load()
+            return picture
     except UnidentifiedImageError:
         raise THGError(f"--image {args.image} is not a picture") from None
-    width, height = (size.get(name) or _rounded(getattr(start, name)) for name in ("width", "height"))
-    start = start.resize((width, height))
-    accepted = inspect.signature(pipe.__call__).parameters  # without a size, some would take the model's own
-    sizes = {name: value for name, value in (("width", width), ("height", height)) if name in accepted}
-    return {"image": [start] * count, "strength": args.strength, **sizes}
-
-
-def _rounded(pixels: int) -> int:
-    """A size that every autoencoder takes."""
-    return max(16, pixels // 16 * 16)
 
 
 def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
@@ -149,42 +108,3 @@ def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "versions": versions(),
     }
-
-
-def _guidance_name(pipe: Any) -> str:
-    return "true_cfg_scale" if "true_cfg_scale" in inspect.signature(pipe.__call__).parameters else "guidance_scale"
-
-
-def _default(pipe: Any, name: str) -> Any:
-    """The default of an argument of the pipeline's call; None if it has none."""
-    parameter = inspect.signature(pipe.__call__).parameters.get(name)
-    return parameter.default if parameter is not None and isinstance(parameter.default, int | float) else None
-
-
-def quiet() -> None:
-    """Silences the libraries: the command reports their errors, and their warnings are for developers."""
-    for name in ("diffusers", "transformers"):
-        with suppress(ImportError):
-            logging = importlib.import_module(f"{name}.utils.logging")
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
-
-
-def check_device(device: str) -> None:
-    """Raises an error if nothing can run there."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise THGError(f"the device {device!r} cannot be used ({reason}); write --device cpu") from None
-
-
-def _scheduler(name: str, pipe: Any) -> Any:
-    schedulers = Schedulers(pipe.scheduler)
-    key = by_option(name, schedulers.flow).key if name in scheduler_options() else None
-    if key not in schedulers.labels:
-        fitting = ", ".join(OFFERED[key].option for key in schedulers.labels if key in OFFERED)
-        kind = "a flow" if schedulers.flow else "noise"
-        problem = "is unknown" if key is None else "does not fit"
-        raise THGError(f"--scheduler {name} {problem}; for this model, which predicts {kind}: {fitting}")
-    return schedulers.make(key)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from thg.errors import THGError
-from thg.ode.scheduler_table import OFFERED
+from thg.ode.scheduler_table import OFFERED, by_option
+from thg.ode.scheduler_table import options as scheduler_options
 
 NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with the size of the picture
 
@@ -30,6 +31,7 @@ class Schedulers:
         self.own = own
         self.own_name = type(own).__name__
         self.flow = self.own_name.startswith("FlowMatch") or bool(own.config.get("use_flow_sigmas"))
+        self.predicts = "a flow" if self.flow else "noise"
         labels = offered(self.flow)
         fitting = {name: label for name, label in labels.items() if self._fits(name)}
         self.labels = {self.own_name: labels.get(self.own_name, self.own_name.removesuffix("Scheduler"))} | fitting
@@ -45,9 +47,8 @@ class Schedulers:
         if key is None or key == self.own_name:
             return type(self.own).from_config(self.own.config)
         if key not in self.labels:
-            kind = "a flow" if self.flow else "noise"
             raise THGError(
-                f"the scheduler {key!r} does not fit this model, which predicts {kind}; these do: "
+                f"the scheduler {key!r} does not fit this model, which predicts {self.predicts}; these do: "
                 f"{', '.join(self.labels)}"
             )
         import diffusers
@@ -75,3 +76,14 @@ class Schedulers:
             f"from diffusers import {name}",
             f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{options})",
         ]
+
+
+def scheduler_by_option(name: str, own: Any) -> Any:
+    """The scheduler that `--scheduler` names, for a model whose scheduler is `own`."""
+    schedulers = Schedulers(own)
+    key = by_option(name, schedulers.flow).key if name in scheduler_options() else None
+    if key not in schedulers.labels:
+        fitting = ", ".join(OFFERED[key].option for key in schedulers.labels if key in OFFERED)
+        problem = "is unknown" if key is None else "does not fit"
+        raise THGError(f"--scheduler {name} {problem}; for this model, which predicts {schedulers.predicts}: {fitting}")
+    return schedulers.make(key)

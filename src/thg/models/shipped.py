@@ -1,11 +1,13 @@
-"""The table of the shipped models: what each makes, how it is called, and which words it knows."""
+"""The table of the shipped models: what each makes, how it is called, which words it knows, and where its files are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
+from thg.errors import THGError
 from thg.models import emoji_prompts, garments, sounds
 
 ShippedName = Literal["eps", "flow", "emoji", "audio"]
@@ -68,3 +70,11 @@ SHIPPED: Final[dict[ShippedName, ShippedModel]] = {
         calibration=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],
     ),
 }
+
+
+def shipped_path(name: ShippedName = "eps") -> Path:
+    """The folder of a shipped model, in the layout that diffusers' `from_pretrained` reads."""
+    if name not in SHIPPED:
+        known = " or ".join(f'shipped_pipeline("{each}")' for each in SHIPPED)
+        raise THGError(f"there is no shipped model {name!r}; write {known}")
+    return Path(__file__).parent / name

@@ -1,31 +1,35 @@
-"""The studio's HTTP interface: the page, plans, runs.
+"""The studio's HTTP interface: the page, plans, runs, models.
 
-A run is one POST that returns a stream of events. Closing the connection, with the cancel button or by closing the tab,
-cancels the run.
+Whatever takes time is one POST that returns a stream of events. Closing the connection, with the cancel button or by
+closing the tab, cancels it.
 """
 
 from __future__ import annotations
 
 import json
+import mimetypes
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 import thg
 from thg.errors import THGError
 from thg.studio.engine import Engine
-from thg.studio.gate import Gate, Receive, Scope, Send
+from thg.studio.gate import Gate
 from thg.studio.jobs import Job, QueueFull, Worker
-from thg.studio.pages import add_pages, page_files
 from thg.studio.plans import for_page, paper_presets
-from thg.studio.specs import LIMITS, PlanRequest, RunRequest, in_words
+from thg.studio.specs import LIMITS, ModelRequest, PlanRequest, RunRequest, TuneRequest, in_words
 
+STATIC = Path(__file__).parent / "static"
 WAITING = 8  # jobs in the queue, besides the running one
 KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
 
@@ -44,22 +48,31 @@ def create_app(
         finally:
             worker.stop()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    add_pages(app)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    add_page(app)
     _add_api(app, engine, worker)
     _add_errors(app)
-    return Gate(app, host=host, token=token, locked=page_files()["token.html"][0])
+    return Gate(app, host=host, token=token, locked=(STATIC / "token.html").read_bytes())
+
+
+def add_page(app: FastAPI) -> None:
+    """The files of the page."""
+    mimetypes.add_type("text/javascript", ".js")  # some systems have another one, which browsers refuse for modules
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+    @app.get("/")
+    async def index() -> Response:
+        return FileResponse(STATIC / "index.html")
 
 
 def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
     @app.get("/api/model")
     async def model() -> dict[str, Any]:
-        return {
-            **engine.model.describe(),
-            "version": thg.__version__,
-            "presets": paper_presets(),
-            "limits": LIMITS,
-        }
+        return {**engine.model.describe(), "version": thg.__version__, "presets": paper_presets(), "limits": LIMITS}
+
+    @app.get("/api/models")
+    def models() -> list[str]:
+        return list(engine.models())
 
     @app.get("/api/profile")
     async def profile() -> Response:
@@ -85,6 +98,14 @@ def _add_api(app: FastAPI, engine: Engine, worker: Worker) -> None:
         chosen, _ = await run_in_threadpool(engine.plan, request)  # an impossible plan is refused before it is queued
         job = worker.submit(lambda emit, cancelled: engine.compare(request, chosen, emit, cancelled))
         return JobResponse(job, worker, http)
+
+    @app.post("/api/tune")
+    async def tune(request: TuneRequest, http: Request) -> Response:
+        return JobResponse(worker.submit(lambda *job: engine.tune(request, *job)), worker, http)
+
+    @app.post("/api/model")
+    async def switch(request: ModelRequest, http: Request) -> Response:
+        return JobResponse(worker.submit(lambda *job: engine.switch(request.name, *job)), worker, http)
 
 
 class JobResponse(StreamingResponse):

@@ -1,30 +1,42 @@
-"""Runs one comparison: plain CFG, then thg, from the same seeds, with an event for each step."""
+"""Runs one comparison: plain CFG, then thg, from the same seeds, with an event for each step. Also tunes, and loads
+another model."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL import Image, UnidentifiedImageError
 
+from thg.calibration import tune
 from thg.counting import counted_rows
 from thg.distribution import versions
+from thg.errors import THGError
+from thg.media import Output
+from thg.models import SHIPPED
+from thg.models.pretrained import Source, call_arguments
 from thg.pipelines import api
 from thg.plans.plan import Plan
+from thg.plans.planners import Choice
 from thg.profiles.profile import Profile
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
-from thg.studio.media import Output, psnr
-from thg.studio.model import Model
-from thg.studio.previews import Previews
-from thg.studio.script import reproduce
-from thg.studio.specs import PlanRequest, RunRequest
+from thg.studio.media import Previews, decibels, for_page
+from thg.studio.model import Model, local_models
+from thg.studio.specs import PlanRequest, RunRequest, RunSettings, TunedSpec, TuneRequest
 
 Side = Literal["plain", "thg", "fewer"]
+MOST_PIXELS = 50_000_000  # of a picture to start from
 KEPT = 4  # cached results of plain CFG: when only the plan changes, only thg runs again
 
 
@@ -43,42 +55,94 @@ class Result:
 
 
 class Engine:
-    """The model and its runs. `compare` is called from one thread only; `plan` from any."""
+    """The model and its runs. `compare`, `tune` and `switch` are called from one thread only; `plan` from any.
 
-    def __init__(self, model: Model) -> None:
+    source: how the model was loaded, for others like it. library: a folder of further models.
+    """
+
+    def __init__(self, model: Model, source: Source | None = None, library: Path | None = None) -> None:
         self.model = model
+        self._first = {} if source is None else {model.key: source}
+        self._profile = model.profile
+        self._library = library
         self._plain: OrderedDict[str, Result] = OrderedDict()
         self._warm = False
 
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
         """The plan, and a note on it (may be empty)."""
-        run = self.model.run(request.scheduler, request.steps, request.guidance_scale)
-        plan = plans.make_plan(request.plan, run, self.model.profile)
-        return plan, plans.note(request.plan, plan, run, self.model.profile)
+        model, run = self.model, self.model.run(request)
+        tuned = model.tuned(request.scheduler) if isinstance(request.plan, TunedSpec) else None
+        plan = plans.make_plan(request.plan, run, model.profile, tuned)
+        return plan, plans.note(request.plan, plan, run, model.profile, tuned)
 
     def profile_for_page(self, profile: Profile) -> dict[str, Any]:
         """The charts of the profile tab, and the initial ratio of its slider."""
-        run = self.model.run(None, profile.steps, profile.about.guidance_scale)
+        run = self.model.run(RunSettings(steps=profile.steps, guidance_scale=profile.about.guidance_scale))
         return {**plans.profile_for_page(profile), "rho": plans.first_rho(profile, run)}
+
+    # -- models
+
+    def models(self) -> dict[str, Source]:
+        """The models that can be chosen, by name: the first one, the shipped ones, those below the folder."""
+        others: dict[str, str] = {name: "" for name in SHIPPED} if self._first else {}
+        if self._library is not None:
+            others |= dict.fromkeys(local_models(self._library), f"{self._library}/")
+        found = {name: self._like_first(folder + name) for name, folder in others.items()}
+        return {**self._first, **found, **self._first}
+
+    def _like_first(self, model: str) -> Source:
+        """Another model on the same device, in the same precision."""
+        (first,) = self._first.values()
+        source = replace(first, model=model, variant=None, lora=())
+        return source if source.single else replace(source, config=None)
+
+    def switch(self, name: str, emit: Emit, cancelled: threading.Event) -> None:
+        """Loads another model of the list; the present one stays if that fails."""
+        source = self.models().get(name)
+        if source is None:
+            raise THGError(f"there is no model {name!r} here")
+        emit("loading", {"name": name})
+        model = Model.load(source, self._profile if name in self._first else None, key=name)
+        self.model, self._warm = model, False
+        self._plain.clear()
+        emit("done", model.describe())
+
+    # -- tuning
+
+    def tune(self, request: TuneRequest, emit: Emit, cancelled: threading.Event) -> None:
+        """Compares runs with plain ones, and says what was reached."""
+        with self._prepared(self.model.pipe, request, cancelled) as pipe:
+            tuned = tune(
+                pipe,
+                request.prompts,
+                request.error,
+                steps=request.steps,
+                guidance_scale=request.guidance_scale,
+                call=self.model.call,
+                progress=lambda done, most: emit("tuning", {"done": done, "of": most}),
+            )
+        emit("done", {"sentence": f"{tuned}.".capitalize(), "kept": tuned.kept})
+
+    # -- runs
 
     def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
         """Both sides; raises `Cancelled` at the next call of the network once the event is set."""
         self._warm_up(request, emit, cancelled)
         drawn = plans.for_page(request.plan, plan)
         emit("started", {**drawn, "seeds": list(request.seeds)})
-        key = request.model_dump_json(exclude={"plan", "fewer_steps"})
+        key = hashlib.sha256(request.model_dump_json(exclude={"plan", "fewer_steps"}).encode()).hexdigest()
         plain = self._plain.get(key)
         remembered = plain is not None
         if plain is None:
             plain = self._side("plain", request, None, emit, cancelled)
             self._remember(key, plain)
         _tell(emit, "plain", plain, self._about(request, plain), remembered)
-        hare = self._side("thg", request, plan, emit, cancelled)
+        tuned = self.model.tuned(request.scheduler) if isinstance(request.plan, TunedSpec) else None
+        hare = self._side("thg", request, tuned or plan, emit, cancelled)
         _tell(emit, "thg", hare, self._about(request, hare, plan))
-        script = reproduce(self.model, request, drawn["python"], hare.output.kind)
         done: dict[str, Any] = {
-            "psnr": psnr(hare.output, plain.output),
-            "script": script,
+            "psnr": decibels(hare.output, plain.output),
+            "script": self.model.script(request, drawn["python"], hare.output.kind, self._arguments(request)),
             "note": ". ".join(filter(None, [self.model.objection(request.prompt), hare.note])),
             "estimated_error": hare.error,
         }
@@ -87,14 +151,15 @@ class Engine:
             shorter = request.model_copy(update={"steps": steps})
             fewer = self._side("fewer", shorter, None, emit, cancelled)
             _tell(emit, "fewer", fewer, self._about(shorter, fewer))
-            done["psnr_fewer"] = psnr(fewer.output, plain.output)
+            done["psnr_fewer"] = decibels(fewer.output, plain.output)
         emit("done", done)
 
     def _warm_up(self, request: RunRequest, emit: Emit, cancelled: threading.Event) -> None:
         """Two steps before the first run: the first steps are slow and would count for plain CFG."""
         if not self._warm:
             emit("warming", {})
-            short = request.model_copy(update={"steps": 2, "scheduler": None})
+            strength = None if request.strength is None else 1.0
+            short = request.model_copy(update={"steps": 2, "scheduler": None, "strength": strength})
             self._side("plain", short, None, lambda name, data: None, cancelled)
             self._warm = True
 
@@ -103,26 +168,37 @@ class Engine:
         while len(self._plain) > KEPT:
             self._plain.popitem(last=False)
 
-    def _side(
-        self, side: Side, request: RunRequest, plan: Plan | None, emit: Emit, cancelled: threading.Event
-    ) -> Result:
-        pipe = self.model.pipe
-        calls = self.model.run(request.scheduler, request.steps, request.guidance_scale).steps
-        pipe.scheduler = self.model.schedulers.make(request.scheduler)
-        previews = Previews(pipe)
+    @contextmanager
+    def _prepared(self, pipe: Any, settings: RunSettings, cancelled: threading.Event) -> Iterator[Any]:
+        """The pipeline with the scheduler of the settings; a call of its network raises `Cancelled` if it is."""
 
         def stop_if_cancelled(*call: Any) -> None:
             if cancelled.is_set():
                 raise Cancelled
 
-        def after_step(step: int, latents: Any) -> None:
-            stop_if_cancelled()  # nothing else is called at a step that the network skips
-            emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
-
-        arguments = self._arguments(request) | self._callback(after_step)
+        own, pipe.scheduler = pipe.scheduler, self.model.schedulers.make(settings.scheduler)
         hook = self.model.denoiser.register_forward_pre_hook(stop_if_cancelled)
-        started = time.perf_counter()
         try:
+            yield pipe
+            stop_if_cancelled()
+        finally:
+            hook.remove()
+            pipe.scheduler = own
+
+    def _side(self, side: Side, request: RunRequest, plan: Choice, emit: Emit, cancelled: threading.Event) -> Result:
+        """One side; plan: None is plain CFG."""
+        calls = self.model.run(request).steps
+        arguments = self._arguments(request)
+        with self._prepared(self._pipe(request), request, cancelled) as pipe:
+            previews = Previews(pipe, calls)
+
+            def after_step(step: int, latents: Any) -> None:
+                if cancelled.is_set():  # nothing else is called at a step that the network skips
+                    raise Cancelled
+                emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
+
+            arguments |= self._callback(after_step)
+            started = time.perf_counter()
             if plan is None:
                 with counted_rows(pipe) as rows:
                     result = pipe(**arguments)
@@ -131,15 +207,14 @@ class Engine:
                 with api.enabled(pipe, plan):
                     result, report = pipe(**arguments), api.summary(pipe)
                 nfe, note, error = report.nfe, report.note, report.estimated_error
-        finally:
-            hook.remove()
-            pipe.scheduler = self.model.schedulers.own
-        stop_if_cancelled()
-        seconds = time.perf_counter() - started - previews.seconds
+            seconds = time.perf_counter() - started - previews.seconds
         output = Output.of(result, pipe)
         if plan is None and output.kind == "video":  # the rows of a video may be its frames
             nfe = 2 * calls
         return Result(output, nfe, seconds, note, error)
+
+    def _pipe(self, request: RunRequest) -> Any:
+        return self.model.pipe if request.image is None else self.model.from_picture
 
     def _about(self, request: RunRequest, result: Result, plan: Plan | None = None) -> list[dict[str, Any]]:
         """How each picture of a side was made, for its metadata."""
@@ -150,6 +225,7 @@ class Engine:
             "scheduler": request.scheduler or self.model.schedulers.own_name,
             "steps": request.steps,
             "guidance_scale": request.guidance_scale,
+            **({"image": request.image_name, "strength": request.strength} if request.image is not None else {}),
             "dtype": str(self.model.pipe.dtype).removeprefix("torch."),
             "nfe": result.nfe,
             "plan": None if plan is None else plan.to_dict(),
@@ -158,22 +234,21 @@ class Engine:
         return [{**common, "seed": seed} for seed in request.seeds]
 
     def _arguments(self, request: RunRequest) -> dict[str, Any]:
-        takes, several = self.model.takes, request.batch > 1
-        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
-        arguments: dict[str, Any] = {
-            "prompt": [request.prompt] * request.batch if several else request.prompt,
-            "num_inference_steps": request.steps,
-            self.model.guidance_name: request.guidance_scale,
-            "generator": generators if several else generators[0],
-            "output_type": "np",
+        taken = {name: getattr(request, name) for name in ("width", "height") if name in self.model.takes}
+        negative = request.negative_prompt if "negative_prompt" in self.model.takes else ""
+        call = call_arguments(
+            self._pipe(request),
+            [request.prompt] * request.batch,
+            steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            negative_prompt=negative or None,
+            start=None if request.image is None else _picture(request.image),
+            strength=request.strength,
+            **taken,
             **self.model.call,
-        }
-        if (negative := self.model.negative(request.negative_prompt)) is not None:
-            arguments["negative_prompt"] = [negative] * request.batch if several else negative
-        for name, value in (("width", request.width), ("height", request.height)):
-            if value is not None and name in takes:
-                arguments[name] = value
-        return arguments
+        )
+        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
+        return {**call, "generator": generators, "output_type": "np"}
 
     def _callback(self, after_step: Any) -> dict[str, Any]:
         """The pipeline's own callback after each step; without one there is no progress."""
@@ -197,6 +272,18 @@ def _tell(emit: Emit, side: Side, result: Result, how: list[dict[str, Any]], rem
             "nfe": result.nfe,
             "seconds": result.seconds,
             "remembered": remembered,
-            "items": result.output.for_page(how),
+            "items": for_page(result.output, how),
         },
     )
+
+
+def _picture(file: bytes) -> Image.Image:
+    """A picture of a client: of the usual formats only, and not larger than the memory."""
+    try:
+        with Image.open(io.BytesIO(file), formats=("PNG", "JPEG", "WEBP")) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise THGError(f"the picture has more than {MOST_PIXELS // 10**6} million pixels: make it smaller")
+            picture.load()
+            return picture
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
+        raise THGError("this file is not a picture: drop a PNG, JPEG or WebP") from None

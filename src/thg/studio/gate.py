@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
-from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from typing import Final
+from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "thg-studio"
 MAX_BODY: Final = 64 * 1024
+MAX_PICTURE: Final = 24 * 1024 * 1024  # of a run, which may start from a picture
 OPEN: Final = "/static/"  # public static files; the page that asks for the token needs its style sheet
 WRONG: Final = (b'id="wrong" hidden', b'id="wrong"')  # shows the token page's message about a wrong token
 
@@ -49,7 +46,7 @@ class Refusal(HTTPException):
 class Gate:
     """An ASGI application around another one."""
 
-    def __init__(self, app: App, *, host: str | None, token: str | None, locked: bytes) -> None:
+    def __init__(self, app: ASGIApp, *, host: str | None, token: str | None, locked: bytes) -> None:
         """host: the name or address by which other machines know the studio, None for this machine only; locked: the
         page that asks for the token."""
         self.app = app
@@ -63,24 +60,25 @@ class Gate:
             return
         if scope["type"] != "http":
             raise Refusal(400, "the studio supports HTTP only")
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request, send = Request(scope), _with_headers(send)
         try:
-            self._check(scope["method"], headers)
-            if self.token is not None and not scope["path"].startswith(OPEN) and not self._knows_token(headers):
-                await self._ask_for_token(scope, send)
+            self._check(request)
+            if self.token is None or scope["path"].startswith(OPEN) or self._knows_token(request):
+                await self.app(scope, _bounded(receive, request), send)
                 return
-            await self.app(scope, _bounded(receive, headers), _with_headers(send))
+            response = self._ask_for_token(request)
         except Refusal as refusal:
-            await _answer(send, refusal.status_code, refusal.detail.encode())
+            response = PlainTextResponse(refusal.detail, refusal.status_code)
+        await response(scope, receive, send)
 
-    def _check(self, method: str, headers: dict[str, str]) -> None:
-        host = headers.get("host", "")
+    def _check(self, request: Request) -> None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._is_ours(host):
             raise Refusal(421, f"this studio does not answer for {host!r}; open the address that it printed")
-        origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise Refusal(403, "requests from other origins are refused")
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and method not in ("GET", "HEAD"):
+        site = request.headers.get("sec-fetch-site", "none")
+        if site not in ("same-origin", "none") and request.method not in ("GET", "HEAD"):
             raise Refusal(403, "requests from other sites are refused")
 
     def _is_ours(self, header: str) -> bool:
@@ -99,47 +97,39 @@ class Gate:
 
     # -- the token
 
-    def _knows_token(self, headers: dict[str, str]) -> bool:
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            cookie = None
-        return self._is_token(bearer) or (cookie is not None and self._is_token(cookie.value))
+    def _knows_token(self, request: Request) -> bool:
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return self._is_token(bearer) or self._is_token(request.cookies.get(COOKIE, ""))
 
     def _is_token(self, value: str) -> bool:
         assert self.token is not None
         return secrets.compare_digest(value.encode(), self.token.encode())
 
-    async def _ask_for_token(self, scope: Scope, send: Send) -> None:
+    def _ask_for_token(self, request: Request) -> Response:
         """The link with the token sets a cookie and redirects to the page without it."""
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and self._is_token(given):
+        given = request.query_params.get("token", "")
+        if request.scope["path"] != "/":
+            return PlainTextResponse("this studio asks for a token; open the link that it printed when it started", 401)
+        if self._is_token(given):
             cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send, 303, b"", location="/", set_cookie=cookie)
-        elif scope["path"] == "/":
-            page = self.locked.replace(*WRONG) if given else self.locked
-            await _answer(send, 401, page, content_type="text/html; charset=utf-8")
-        else:
-            await _answer(send, 401, b"this studio asks for a token; open the link that it printed when it started")
+            return RedirectResponse("/", 303, headers={"set-cookie": cookie})
+        return HTMLResponse(self.locked.replace(*WRONG) if given else self.locked, 401)
 
 
-def _bounded(receive: Receive, headers: dict[str, str]) -> Receive:
+def _bounded(receive: Receive, request: Request) -> Receive:
     """Stops reading a body that is longer than any request of the page."""
-    try:
-        announced = int(headers.get("content-length", "0"))
-    except ValueError:
-        announced = 0
-    if announced > MAX_BODY:
-        raise Refusal(413, f"a request may have {MAX_BODY} bytes, not {announced}")
+    most = MAX_PICTURE if request.scope["path"] == "/api/runs" else MAX_BODY
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > most:
+        raise Refusal(413, f"a request may have {most} bytes, not {announced}")
     seen = 0
 
     async def bounded() -> Message:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > MAX_BODY:
-            raise Refusal(413, f"a request may have {MAX_BODY} bytes")
+        if seen > most:
+            raise Refusal(413, f"a request may have {most} bytes")
         return message
 
     return bounded
@@ -148,18 +138,9 @@ def _bounded(receive: Receive, headers: dict[str, str]) -> Receive:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {name for name, _ in message["headers"]}
-            extra = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in own]
-            message = {**message, "headers": [*message["headers"], *extra]}
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
-
-
-async def _answer(
-    send: Send, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8", **headers: str
-) -> None:
-    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    start = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode()), *named]
-    await _with_headers(send)({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body})

@@ -1,78 +1,54 @@
-"""Outputs as files for the page (PNG, WAV, frames), and the PSNR between two outputs."""
+"""What the page shows: outputs as files in base64 (PNG, WAV, frames), and previews of a run in progress."""
 
 from __future__ import annotations
 
 import base64
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+import torch
+from torch import Tensor
 
-from thg import media
 from thg.errors import THGError
-from thg.models.pretrained import sampling_rate
+from thg.media import Array, Output, png_bytes, wav_bytes
+from thg.ode.diffusers_schedule import read_schedule
+from thg.ode.schedule import Schedule
 from thg.plots.pictures import spectrogram
 
-Kind = Literal["image", "audio", "video"]
-Array = NDArray[np.float64]
-
-FRAMES_PER_SECOND = 8
-
-
-@dataclass(frozen=True)
-class Output:
-    """The output of a pipeline: one array per seed. Pixels lie in [0, 1], samples in [-1, 1]."""
-
-    kind: Kind
-    items: tuple[Array, ...]
-    rate: int = FRAMES_PER_SECOND
-
-    @classmethod
-    def of(cls, result: Any, pipe: Any) -> Output:
-        """Reads a pipeline's output (output_type="np")."""
-        if (images := getattr(result, "images", None)) is not None:
-            return cls("image", tuple(_array(image) for image in images))
-        if (audios := getattr(result, "audios", None)) is not None:
-            return cls("audio", tuple(_array(audio) for audio in audios), sampling_rate(pipe))
-        if (frames := getattr(result, "frames", None)) is not None:
-            return cls("video", tuple(_array(video) for video in frames))
-        raise THGError(f"{type(pipe).__name__} made neither pictures nor sound nor frames that the studio can show")
-
-    def for_page(self, how: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-        """One entry per seed, with its files in base64. how: of each picture, for its metadata."""
-        if self.kind == "image":
-            pictures = zip(self.items, how, strict=True)
-            return [{"kind": "image", "files": [png(item, about)]} for item, about in pictures]
-        if self.kind == "audio":
-            return [
-                {"kind": "audio", "files": [wav(item, self.rate)], "spectrogram": _spectrogram(item, self.rate)}
-                for item in self.items
-            ]
-        return [{"kind": "video", "rate": self.rate, "files": [png(frame) for frame in item]} for item in self.items]
+PREVIEW_SHARE = 0.25  # previews may take this share of the time
+PREVIEW_SECONDS = 0.04  # seconds between two of them
+PREVIEW_SIDE = 384  # pixels
 
 
-def psnr(output: Output, reference: Output) -> list[float | None]:
-    """Decibels per seed; None if both are identical. The peak of a sound is that of its reference."""
-    values: list[float | None] = []
-    for item, wanted in zip(output.items, reference.items, strict=True):
-        peak = 1.0 if output.kind != "audio" else max(float(np.abs(wanted).max()), 1e-9)
-        value = media.psnr(item, wanted, peak)
-        values.append(value if math.isfinite(value) else None)
-    return values
+def for_page(output: Output, how: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    """One entry per seed, with its files in base64. how: of each picture, for its metadata."""
+    if output.kind == "image":
+        pictures = zip(output.items, how, strict=True)
+        return [{"kind": "image", "files": [png(item, about)]} for item, about in pictures]
+    if output.kind == "audio":
+        return [
+            {"kind": "audio", "files": [wav(item, output.rate)], "spectrogram": _spectrogram(item, output.rate)}
+            for item in output.items
+        ]
+    return [{"kind": "video", "rate": output.rate, "files": [png(frame) for frame in item]} for item in output.items]
+
+
+def decibels(output: Output, reference: Output) -> list[float | None]:
+    """For each seed; None if both are identical."""
+    return [value if math.isfinite(value) else None for value in output.decibels(reference)]
 
 
 def png(pixels: Array, how: Mapping[str, object] | None = None) -> str:
     """An array of height x width (x channels) in [0, 1] as a PNG in base64."""
-    return base64.b64encode(media.png_bytes(pixels, compress_level=3, how=how)).decode()
+    return base64.b64encode(png_bytes(pixels, compress_level=3, how=how)).decode()
 
 
 def wav(samples: Array, rate: int) -> str:
     """Samples (channels x time, or time) in [-1, 1] as a WAV in base64."""
-    return base64.b64encode(media.wav_bytes(samples, rate)).decode()
+    return base64.b64encode(wav_bytes(samples, rate)).decode()
 
 
 def _spectrogram(samples: Array, rate: int) -> str:
@@ -81,11 +57,64 @@ def _spectrogram(samples: Array, rate: int) -> str:
     return png(np.asarray(spectrogram(samples / peak, rate), dtype=np.float64) / 255)
 
 
-def _array(item: Any) -> Array:
-    if isinstance(item, list):  # frames
-        return np.stack([_array(part) for part in item])
-    if isinstance(item, Image.Image):
-        return np.asarray(item, dtype=np.float64) / 255
-    if hasattr(item, "detach"):
-        item = item.detach().float().cpu().numpy()
-    return np.asarray(item, dtype=np.float64)
+class Previews:
+    """Makes the previews of one run in progress, as often as their cost allows.
+
+    The state of a run is noisy to the end, but two consecutive states determine more: on a first-order step
+    x = alpha x0 + sigma eps holds at both ends with the same x0 and eps, so x0 follows without running the network. It
+    is decoded and shown.
+    """
+
+    def __init__(self, pipe: Any, calls: int) -> None:
+        """calls: network calls of the run; those of one that starts from a picture are the last of the schedule."""
+        self.pipe = pipe
+        self.calls = calls
+        self.seconds = 0.0  # spent here in total
+        self._last: Tensor | None = None
+        self._schedule: Schedule | None = None
+        self._next = 0.0
+
+    @torch.no_grad()
+    def after(self, step: int, latents: Any) -> list[str] | None:
+        """One PNG per seed, or None if there is nothing to show (yet)."""
+        before, self._last = self._last, latents if isinstance(latents, Tensor) and latents.ndim == 4 else None
+        started = time.perf_counter()
+        if before is None or self._last is None or started < self._next:
+            return None
+        pictures = self._pictures(self._heading_for(step, before, self._last))
+        cost = time.perf_counter() - started
+        self.seconds += cost
+        self._next = time.perf_counter() + max(PREVIEW_SECONDS, cost * (1 / PREVIEW_SHARE - 1))
+        return pictures
+
+    def _heading_for(self, step: int, before: Tensor, after: Tensor) -> Tensor:
+        if self._schedule is None:
+            try:
+                self._schedule = read_schedule(self.pipe.scheduler)
+            except THGError:  # a scheduler that the core cannot read: show the state as it is
+                return after
+        alpha, sigma = self._schedule.alpha, self._schedule.sigma
+        if len(self.pipe.scheduler.timesteps) != self._schedule.steps:  # more calls than steps
+            return after
+        step += self._schedule.steps - self.calls
+        determinant = sigma[step] * alpha[step + 1] - sigma[step + 1] * alpha[step]
+        if abs(determinant) < 1e-6:
+            return after
+        weights = float(sigma[step] / determinant), float(sigma[step + 1] / determinant)
+        return after.float() * weights[0] - before.float() * weights[1]
+
+    def _pictures(self, latents: Tensor) -> list[str] | None:
+        vae = getattr(self.pipe, "vae", None)
+        if vae is None:
+            pixels = latents if latents.shape[1] in (1, 3) else None
+        elif latents.shape[1] == vae.config.get("latent_channels"):
+            shift = vae.config.get("shift_factor") or 0.0
+            scaled = latents / vae.config.get("scaling_factor", 1.0) + shift
+            pixels = vae.decode(scaled.to(vae.dtype)).sample
+        else:
+            pixels = None
+        if pixels is None or not torch.isfinite(pixels).all():
+            return None
+        stride = max(1, -(-max(pixels.shape[-2:]) // PREVIEW_SIDE))
+        pixels = pixels[..., ::stride, ::stride].float().cpu() / 2 + 0.5
+        return [png(np.asarray(picture.permute(1, 2, 0), dtype=np.float64)) for picture in pixels]

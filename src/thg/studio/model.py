@@ -1,26 +1,34 @@
-"""The loaded pipeline: its name, its arguments, and the description of a run before it starts."""
+"""The loaded pipeline: its name, its arguments, the description of a run before it starts, and the Python script that
+makes the same picture without the studio."""
 
 from __future__ import annotations
 
-import inspect
+import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import thg
-from thg.errors import THGError
+from thg.errors import PlanError, THGError
+from thg.models import SHIPPED
+from thg.models.pretrained import Source, accepted, image_to_image
 from thg.models.schedulers import Schedulers
 from thg.pipelines.api import usual_guidance
-from thg.pipelines.describe import known_run
-from thg.pipelines.identity import fingerprint
+from thg.pipelines.describe import describe, known_run
+from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import DENOISERS
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.run import RunInfo
+from thg.plans.tuned import Tuned
 from thg.profiles.planner import require_same_network
 from thg.profiles.profile import Profile, shipped_profile
-from thg.studio.specs import DefaultSpec
+from thg.studio.specs import DefaultSpec, RunRequest, RunSettings
+
+TUNING_SAMPLES = 16
 
 
 class Model:
@@ -28,7 +36,8 @@ class Model:
 
     source: the Python code that loads it. batch: the page's initial number of pictures. objection: a sentence about a
     prompt that it cannot follow, or nothing. call: further arguments for each of its calls. profile: its profile; by
-    default the one that thg ships for such a network.
+    default the one that thg ships for such a network. tuning: prompts to tune it on. key: its name in the list of
+    models.
     """
 
     def __init__(
@@ -41,61 +50,167 @@ class Model:
         steps: int = 50,
         batch: int = 1,
         examples: Sequence[str] = (),
+        tuning: Sequence[str] = (),
         objection: Callable[[str], str] = lambda prompt: "",
         call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
+        key: str | None = None,
     ) -> None:
         with thg.enabled(pipe):  # an unsupported pipeline is refused at start-up
             pass
         self.pipe = pipe
         self.name = name
+        self.key = key or name
         self.source = tuple(source)
         self.guidance_scale = guidance_scale or usual_guidance(pipe)
         self.steps = steps
         self.batch = batch
         self.examples = tuple(examples)
+        self.tuning = tuple(tuning)
         self.objection = objection
         self.call = dict(call or {})
         self.network = fingerprint(pipe)
         self.denoiser = _denoiser(pipe)
         self.profile = profile or shipped_profile(self.network)
         self.schedulers = Schedulers(pipe.scheduler)
-        self.takes = frozenset(inspect.signature(type(pipe).__call__).parameters)
-        self.guidance_name = "true_cfg_scale" if "true_cfg_scale" in self.takes else "guidance_scale"
+        self.takes = accepted(pipe)
+        self.from_picture = _from_picture(pipe)
         if "prompt" not in self.takes:
             raise THGError(f"the studio needs a pipeline with prompts, but {type(pipe).__name__} takes none")
-        self._runs: dict[tuple[str | None, int], RunInfo] = {}
+        self._runs: dict[tuple[str | None, int, float | None], RunInfo] = {}
         if profile is not None:  # refused now if it is of another network
-            require_same_network(profile, self.run(None, profile.steps, profile.about.guidance_scale))
+            settings = RunSettings(steps=profile.steps, guidance_scale=profile.about.guidance_scale)
+            require_same_network(profile, self.run(settings))
 
-    def run(self, scheduler: str | None, steps: int, guidance_scale: float) -> RunInfo:
-        """The description of a run before it starts; Heun and PNDM call the network more often than `steps`."""
-        if (scheduler, steps) not in self._runs:
-            self._runs[scheduler, steps] = known_run(self.schedulers.make(scheduler), steps)
-        return replace(self._runs[scheduler, steps], guidance_scale=guidance_scale, network=self.network)
+    @classmethod
+    def load(cls, source: Source, profile: Profile | None = None, key: str | None = None) -> Model:
+        """The pipeline of a source, with its profile. key: its name in the list of models."""
+        pipe = source.load()
+        lines = source.python(pipe)
+        if source.model not in SHIPPED:
+            return cls(pipe, Path(source.model).name, lines, profile=profile, key=key)
+        shipped = SHIPPED[source.model]
+        return cls(
+            pipe,
+            f"shipped {source.model} model",
+            lines,
+            guidance_scale=shipped.guidance_scale,
+            steps=shipped.steps,
+            batch=4,  # small results: larger batches use the device better
+            examples=shipped.examples,
+            tuning=shipped.calibration(TUNING_SAMPLES),
+            objection=shipped.objection,
+            call=shipped.call,
+            profile=profile,
+            key=source.model,
+        )
 
-    def negative(self, text: str) -> str | None:
-        """The negative prompt to pass on, or None for none; `true_cfg_scale` has no effect without one."""
-        if "negative_prompt" not in self.takes:
-            return None
-        return text or (" " if self.guidance_name == "true_cfg_scale" else None)
+    def run(self, settings: RunSettings) -> RunInfo:
+        """The description of a run before it starts; Heun and PNDM call the network more often than it has steps."""
+        key = settings.scheduler, settings.steps, settings.strength
+        if key not in self._runs:
+            scheduler = self.schedulers.make(settings.scheduler)
+            self._runs[key] = known_run(scheduler, settings.steps)
+            if settings.strength is not None:
+                self._runs[key] = self._last_steps(scheduler, settings.steps, settings.strength)
+        return replace(self._runs[key], guidance_scale=settings.guidance_scale, network=self.network)
+
+    def _last_steps(self, scheduler: Any, steps: int, strength: float) -> RunInfo:
+        """A run from a picture has the last steps of the schedule; the pipeline itself says how many."""
+        if self.from_picture is None:
+            raise THGError(f"{type(self.pipe).__name__} cannot start from a picture: remove it")
+        times, _ = _with_scheduler(self.from_picture, scheduler).get_timesteps(steps, strength, "cpu")
+        if not len(times):
+            raise PlanError(f"A strength of {strength:g} leaves none of {steps} steps: take more of either.")
+        return describe(scheduler, times)
+
+    def tuned(self, scheduler: str | None) -> Tuned | None:
+        """What `thg.tune` has measured with this scheduler, here or elsewhere."""
+        return remembered(_with_scheduler(self.pipe, self.schedulers.make(scheduler)))
 
     def describe(self) -> dict[str, Any]:
         """For the page."""
         return {
             "name": self.name,
+            "key": self.key,
             "pipeline": type(self.pipe).__name__,
             "device": str(self.pipe.device),
             "guidance_scale": self.guidance_scale,
             "steps": self.steps,
             "batch": self.batch,
             "examples": list(self.examples),
+            "tuning": list(self.tuning),
             "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,
             "default_plan": DefaultSpec(kind="default", error=DEFAULT_ERROR).model_dump(exclude_none=True),
             "profile": self.profile is not None,
             "sized": {"width", "height"} <= self.takes,
+            "from_picture": self.from_picture is not None,
         }
+
+    # -- the script
+
+    def script(self, request: RunRequest, choice: str, kind: str, call: dict[str, Any]) -> str:
+        """Load, enable, run with the same seeds, save.
+
+        choice: the second argument of `thg.enable`. call: the arguments of the run.
+        """
+        lines = ["import thg, torch", *self.source, *self.schedulers.source(request.scheduler)]
+        if request.image is not None:
+            start = call["image"][0]
+            opened = f"ImageOps.exif_transpose(Image.open({request.image_name or 'start.png'!r}))"
+            lines += [
+                "from diffusers import AutoPipelineForImage2Image",
+                "from PIL import Image, ImageOps",
+                "pipe = AutoPipelineForImage2Image.from_pipe(pipe)",
+                f"start = {opened}.convert({start.mode!r}).resize({start.size})",
+            ]
+        lines.sort(key=lambda line: not line.startswith(("import ", "from ")))  # a stable sort: imports first
+        lines.append(f"thg.enable(pipe, {choice})")
+        lines.append(f"made = pipe({', '.join(self._written(request, call))})")
+        return "\n".join([*lines, _saving(kind, request.seed)]) + "\n"
+
+    def _written(self, request: RunRequest, call: dict[str, Any]) -> list[str]:
+        """The arguments of the call as Python code."""
+        several = f" * {request.batch}" if request.batch > 1 else ""
+        arguments = []
+        for name, value in call.items():
+            if name == "image":
+                arguments.append(f"image=[start]{several}" if several else "image=start")
+            elif isinstance(value, list) and name != "generator":  # the same for each seed
+                one = f"[{value[0]!r}]{several}" if several else repr(value[0])
+                arguments.append(one if name == "prompt" else f"{name}={one}")
+            elif name not in ("generator", "output_type"):
+                arguments.append(f"{name}={value!r}")
+        seeds = f"range({request.seeds.start}, {request.seeds.stop})"
+        one = f"torch.Generator().manual_seed({request.seed})"
+        many = f"[torch.Generator().manual_seed(seed) for seed in {seeds}]"
+        return [*arguments, f"generator={many if several else one}"]
+
+
+def _saving(kind: str, first: int) -> str:
+    if kind == "image":
+        return f'[image.save(f"thg-{{seed}}.png") for seed, image in enumerate(made.images, {first})]'
+    if kind == "audio":
+        return f"sounds = made.audios  # one array for each seed from {first}"
+    return f"videos = made.frames  # the frames for each seed from {first}"
+
+
+def _with_scheduler(pipe: Any, scheduler: Any) -> Any:
+    """A copy of a pipeline with another scheduler, which a run in another thread does not notice."""
+    other = copy.copy(pipe)
+    other.scheduler = scheduler
+    return other
+
+
+def _from_picture(pipe: Any) -> Any:
+    """The same networks as a pipeline that starts from a picture; None if there is none."""
+    try:
+        other = image_to_image(pipe)
+    except THGError:
+        return None
+    other.set_progress_bar_config(disable=True)
+    return other if {"image", "strength"} <= accepted(other) and hasattr(other, "get_timesteps") else None
 
 
 def _denoiser(pipe: Any) -> torch.nn.Module:
@@ -103,3 +218,16 @@ def _denoiser(pipe: Any) -> torch.nn.Module:
         if isinstance(part := getattr(pipe, name, None), torch.nn.Module):
             return part
     raise THGError(f"the studio does not find the network in {type(pipe).__name__}")
+
+
+def local_models(folder: Path) -> list[str]:
+    """The models below a folder, as paths relative to it: folders of pipelines, and .safetensors files."""
+    found = []
+    for path, folders, files in os.walk(folder):
+        if "model_index.json" in files:
+            found.append(Path(path))
+            folders.clear()  # its parts are no models
+        else:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(path) / name for name in files if name.endswith(".safetensors")]
+    return sorted(path.relative_to(folder).as_posix() for path in found)

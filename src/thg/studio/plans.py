@@ -16,15 +16,20 @@ from thg.plans.plan import Plan
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
 from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
+from thg.plans.tuned import Tuned
 from thg.profiles.planner import far_from
 from thg.profiles.profile import Moments, Profile
-from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec
+from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec, TunedSpec
 
 START_SHARE = 0.65  # the share of CFG's evaluations with which the ratio of a profile starts
 
 
-def make_plan(spec: PlanSpec, run: RunInfo, profile: Profile | None) -> Plan:
+def make_plan(spec: PlanSpec, run: RunInfo, profile: Profile | None, tuned: Tuned | None) -> Plan:
     """The plan of a run."""
+    if isinstance(spec, TunedSpec):
+        if tuned is None:
+            raise PlanError("This model has not been tuned with this scheduler: do that below, or choose another plan.")
+        return tuned.plan(run)
     if isinstance(spec, PaperSpec):
         return _paper_plan(spec.preset, run)
     if isinstance(spec, CustomSpec):
@@ -60,9 +65,9 @@ def _paper_plan(name: str, run: RunInfo) -> Plan:
         ) from None
 
 
-def note(spec: PlanSpec, plan: Plan, run: RunInfo, profile: Profile | None) -> str:
+def note(spec: PlanSpec, plan: Plan, run: RunInfo, profile: Profile | None, tuned: Tuned | None) -> str:
     """A note on the plan for the user, or an empty string."""
-    notes = []
+    notes = [f"{tuned}.".capitalize()] if isinstance(spec, TunedSpec) and tuned is not None else []
     if isinstance(spec, ProfileSpec) and profile is not None and (far := far_from(profile, run)):
         instead = "the plan is uncertain" if spec.rho is not None else "the plan is that of models without a profile"
         notes.append(f"Far from the profile's settings ({far}): {instead}.")

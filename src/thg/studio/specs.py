@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 
 from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.plan import Skips
@@ -15,6 +15,7 @@ MAX_BATCH = 9
 MAX_SIDE = 1536
 MAX_GUIDANCE = 30.0
 MAX_SEED = 2**32 - 1
+MAX_SAMPLES = 64  # of a tune
 MAX_CALLS = 2 * MAX_STEPS  # Heun calls the network twice a step
 LIMITS = {  # of the page
     "prompt": MAX_PROMPT,
@@ -26,6 +27,7 @@ LIMITS = {  # of the page
 
 Share = Annotated[float, Field(gt=0, le=1.0)]
 Tolerance = Annotated[float, Field(gt=0, lt=1)]
+Strength = Annotated[float, Field(gt=0, le=1)]
 Order = Literal[1, 2]
 
 
@@ -98,20 +100,32 @@ class CustomSpec(Strict):
     slope: float = Field(default=1.0, ge=0, le=1)
 
 
-PlanSpec = Annotated[DefaultSpec | PaperSpec | ProfileSpec | CustomSpec, Field(discriminator="kind")]
+class TunedSpec(Strict):
+    """What `thg.tune` has measured on this model with this scheduler."""
+
+    kind: Literal["tuned"]
 
 
-class PlanRequest(Strict):
-    """What a plan depends on."""
+PlanSpec = Annotated[DefaultSpec | PaperSpec | ProfileSpec | CustomSpec | TunedSpec, Field(discriminator="kind")]
+
+
+class RunSettings(Strict):
+    """What a run is described by before it starts. strength: of one that starts from a picture."""
 
     steps: int = Field(ge=1, le=MAX_STEPS)
     scheduler: str | None = Field(default=None, max_length=80)
     guidance_scale: float = Field(default=5.0, gt=1, le=MAX_GUIDANCE)
+    strength: Strength | None = None
+
+
+class PlanRequest(RunSettings):
+    """What a plan depends on."""
+
     plan: PlanSpec
 
 
 class RunRequest(PlanRequest):
-    """One comparison: the same seeds with plain CFG and with thg."""
+    """One comparison: the same seeds with plain CFG and with thg. image: a file to start from."""
 
     prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
     negative_prompt: str = Field(default="", max_length=MAX_PROMPT)
@@ -120,10 +134,36 @@ class RunRequest(PlanRequest):
     fewer_steps: bool = False  # also plain CFG with fewer steps, at thg's number of evaluations
     width: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
     height: int | None = Field(default=None, ge=16, le=MAX_SIDE, multiple_of=8)
+    image: Base64Bytes | None = None
+    image_name: str = Field(default="", max_length=200)
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> RunRequest:
+        if (self.image is None) != (self.strength is None):
+            raise ValueError("a run from a picture has both image and strength")
+        return self
 
     @property
     def seeds(self) -> range:
         return range(self.seed, self.seed + self.batch)
+
+
+class TuneRequest(RunSettings):
+    """`thg.tune` on these prompts, one sample each."""
+
+    error: Tolerance = DEFAULT_ERROR
+    prompts: list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]] = Field(
+        min_length=1, max_length=MAX_SAMPLES
+    )
+
+
+class ModelRequest(Strict):
+    """Another model, by its name in the list of models."""
+
+    name: str = Field(max_length=1000)
+
+
+KINDS = ("default", "paper", "profile", "custom", "tuned")
 
 
 def in_words(errors: list[dict[str, object]]) -> str:
@@ -132,7 +172,7 @@ def in_words(errors: list[dict[str, object]]) -> str:
     for error in errors[:3]:
         place = error.get("loc")
         parts = place if isinstance(place, tuple | list) else ()
-        names = [str(part) for part in parts if part not in ("body", "default", "paper", "profile", "custom")]
+        names = [str(part) for part in parts if part not in ("body", *KINDS)]
         message = str(error.get("msg", "is not valid")).removeprefix("Value error, ")
         sentences.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
     return "; ".join(sentences)

@@ -27,11 +27,9 @@ from thg.bench.metrics.package_scripts import SCRIPTS
 from thg.bench.metrics.packages import PackageMetric
 from thg.bench.tables import from_file, is_file
 from thg.errors import MissingExtraError
-from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import emoji_names
-from thg.models.judge import JUDGE_PATH
+from thg.models.judge import JUDGE_PATH, EmojiJudge, SoundJudge
 from thg.models.judge import Judge as ShippedJudge
-from thg.models.sound_judge import SoundJudge
 
 __all__ = [
     "Batch",

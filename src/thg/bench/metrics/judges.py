@@ -15,11 +15,9 @@ from torch import Tensor
 
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError
 from thg.bench.metrics.frechet import FrechetMetric
-from thg.models.emoji_judge import EmojiJudge
 from thg.models.emoji_prompts import EmojiNames
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
-from thg.models.judge import Verdict
-from thg.models.sound_judge import SoundJudge, SoundVerdict
+from thg.models.judge import EmojiJudge, SoundJudge, SoundVerdict, Verdict
 from thg.models.sounds import Sound, all_sounds, sound_prompt
 
 Judge = Callable[[Tensor, Tensor | None], Verdict]

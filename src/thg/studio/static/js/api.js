@@ -34,14 +34,14 @@ export async function post(path, body, signal) {
   return (await send(path, posted(body, signal))).json();
 }
 
-// Runs a comparison; `on(name, data)` is called for each event. Aborting the signal also ends the run on the server.
-export async function run(request, on, signal) {
-  const response = await send("/api/runs", posted(request, signal));
+// Work on the server; `on(name, data)` is called for each event. Aborting the signal also ends the work.
+export async function stream(path, request, on, signal) {
+  const response = await send(path, posted(request, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
     const { value, done } = await reader.read().catch((error) => {
-      throw signal.aborted ? error : new ServerError("the connection to the studio was lost in the middle of the run");
+      throw signal?.aborted ? error : new ServerError("the connection to the studio was lost in the middle of the run");
     });
     if (done) throw new ServerError("the studio stopped in the middle of the run");
     text += value;

@@ -11,6 +11,7 @@ const number = (id) => ($(id).value === "" ? null : Number($(id).value));
 const HINTS = {
   default: "As many evaluations as the fidelity needs.",
   profile: "Chosen from what was measured on this model.",
+  tuned: "As measured on this model with this scheduler.",
   custom: "Your own grid: edit the steps on the strip.",
 };
 

@@ -36,7 +36,8 @@ export class History {
   // The last run with exactly these settings, if any.
   matching(settings) {
     const link = toLink(settings);
-    return this.runs.find((run) => toLink(run.settings) === link);
+    const same = ({ image, strength }) => (image ?? null) === settings.image && (strength ?? null) === settings.strength;
+    return this.runs.find((run) => toLink(run.settings) === link && same(run.settings));
   }
 
   current(run) {

@@ -1,17 +1,20 @@
 // The page as a whole: settings in, plans and pictures out.
 
-import { get, run } from "./api.js";
+import { get, stream } from "./api.js";
 import { Budget } from "./budget.js";
 import { Downloads, save } from "./downloads.js";
 import { Form } from "./form.js";
 import { History } from "./history.js";
 import { received } from "./media.js";
 import { metadataOf } from "./metadata.js";
+import { offerModels } from "./models.js";
 import { ProfileTab } from "./profile.js";
 import { fromLink, fromMetadata, toLink } from "./settings.js";
 import { grid } from "./sheet.js";
 import { Stage } from "./stage.js";
+import { Start } from "./start.js";
 import { wireTabs } from "./tabs.js";
+import { Tuning } from "./tuning.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -29,6 +32,8 @@ class Page {
       drawn: (plan) => this.planned(plan),
     });
     this.form = new Form(model, this.settings, (name, value) => this.changed(name, value));
+    this.start = new Start(model, this.settings, (settings) => this.adopt(settings), toast);
+    this.tuning = new Tuning(model, () => ({ settings: this.settings, error: this.budget.error }), () => this.adopt({ plan: { kind: "tuned" } }));
     this.profile = new ProfileTab(model.profile, () => this.settings, (rho) => this.useRho(rho));
     this.open = wireTabs((name) => (name === "profile" ? this.profile.open().catch((error) => toast(error.message)) : null));
     $("settings").addEventListener("submit", (event) => { event.preventDefault(); this.generate(); });
@@ -36,12 +41,12 @@ class Page {
     $("xy-run").addEventListener("click", () => this.sheet());
     addEventListener("hashchange", () => this.followLink());
     addEventListener("dragover", (event) => event.preventDefault());
-    addEventListener("drop", (event) => { event.preventDefault(); this.dropped(event.dataTransfer.files[0]); });
+    addEventListener("drop", (event) => { event.preventDefault(); this.dropped(event); });
   }
 
   async begin() {
     this.downloads.show(null);
-    await Promise.all([this.budget.refresh(this.settings), this.history.load()]);
+    await Promise.all([this.budget.refresh(this.settings), this.history.load(), offerModels(this.model, say)]);
     this.showKnown();
   }
 
@@ -60,6 +65,10 @@ class Page {
     const { error } = this.budget;
     if (kind === "default") this.settings.plan = { ...this.model.default_plan, error };
     if (kind === "profile") this.settings.plan = { kind, error };
+    if (kind === "tuned") {
+      this.settings.plan = { kind };
+      $("tuning").open = true;
+    }
     if (kind === "custom") this.settings.plan = { kind, ...(plan ? gridOf(plan) : { of: this.settings.steps, coarse: [0], hare_order: 2 }) };
     if (kind === "paper") {
       this.settings.plan = { kind, preset: this.form.preset.name };
@@ -122,16 +131,19 @@ class Page {
     this.showKnown();
   }
 
-  async dropped(file) {
-    const about = file && (await metadataOf(file).catch(() => null));
-    if (!about) return toast("Drop a PNG that thg has made: its settings are in the file.");
+  // A picture that thg has made brings its settings; another one, or any that is dropped on its place, is a start.
+  async dropped({ target, dataTransfer: { files: [file] } }) {
+    const about = file && !target.closest?.("#start") && (await metadataOf(file).catch(() => null));
+    if (!about) return this.start.take(file);
     this.adopt(fromMetadata(about, this.model));
-    return toast(about.model === this.model.name ? "These are the settings of that picture." : `These are the settings of that picture, which was made with ${about.model}.`);
+    const from = about.image ? ` It was made from ${about.image}: drop that, too.` : "";
+    return toast((about.model === this.model.name ? "These are the settings of that picture." : `These are the settings of that picture, which was made with ${about.model}.`) + from);
   }
 
   adopt(settings) {
     Object.assign(this.settings, settings);
     this.form.show();
+    this.start.show();
     this.linked();
     return this.replan();
   }
@@ -142,8 +154,9 @@ class Page {
   }
 
   recall(result) {
-    Object.assign(this.settings, structuredClone(result.settings));
+    Object.assign(this.settings, { image: null, image_name: "", strength: null }, structuredClone(result.settings));
     this.form.show();
+    this.start.show();
     this.linked();
     this.budget.refresh(this.settings);
     this.running?.abort();
@@ -196,7 +209,7 @@ class Page {
     say("waiting for the server");
     if (matchMedia("(max-width: 1020px)").matches) $("stage").scrollIntoView({ behavior: "smooth", block: "start" });
     try {
-      await run(result.settings, (name, data) => running === this.running && this.hear(name, data, result), running.signal);
+      await stream("/api/runs", result.settings, (name, data) => running === this.running && this.hear(name, data, result), running.signal);
       if (running !== this.running) return undefined;
       this.show(result);
       say(verdict(result.sides));
@@ -256,7 +269,8 @@ function toast(text) {
 
 // The dot in the top bar: is the server there? When it is back, so is the page.
 function connected(model) {
-  $("model-name").textContent = model ? `${model.name} · ${model.device}` : "the studio does not answer";
+  const named = model && $("models").hidden ? `${model.name} · ${model.device}` : model?.device;
+  $("model-name").textContent = named ?? "the studio does not answer";
   $("model").classList.toggle("ready", Boolean(model));
   $("model").classList.toggle("away", !model);
 }
@@ -281,7 +295,7 @@ async function watch(page) {
   for (;;) {
     await pause(3);
     const { model, tries } = await answer();
-    if (model.name !== page.model.name) location.reload();
+    if (model.key !== page.model.key) location.assign("/");
     if (tries || page.budget.unanswered) {
       await page.budget.refresh(page.settings);
       say("");
@@ -291,5 +305,6 @@ async function watch(page) {
 
 const page = new Page((await answer()).model);
 await page.begin();
+connected(page.model);
 document.body.dataset.ready = "true";
 watch(page);

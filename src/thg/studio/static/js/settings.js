@@ -11,6 +11,9 @@ const startingFrom = (model) => ({
   width: null,
   height: null,
   fewer_steps: false,
+  image: null,
+  image_name: "",
+  strength: null,
   plan: model.default_plan,
 });
 
@@ -20,9 +23,11 @@ const PLAN = {
   default: ["error", "nfe", "hare_order", "corrector"],
   paper: ["preset"],
   profile: ["rho", "nfe", "error"],
+  tuned: [],
   custom: ["of", "coarse", "skips", "cutoff", "boost", "hare_order", "corrector", "slope"],
 };
 
+// A picture to start from is not in the link.
 export function toLink(settings) {
   const link = new URLSearchParams();
   for (const name of [...TEXT, ...WHOLE, "guidance_scale"]) {
@@ -78,4 +83,6 @@ export function fromMetadata(about, model) {
   return settings;
 }
 
-export const planPart = ({ steps, scheduler, guidance_scale, plan }) => ({ steps, scheduler, guidance_scale, plan });
+export const runPart = ({ steps, scheduler, guidance_scale, strength }) => ({ steps, scheduler, guidance_scale, strength });
+
+export const planPart = (settings) => ({ ...runPart(settings), plan: settings.plan });

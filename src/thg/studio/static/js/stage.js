@@ -52,6 +52,7 @@ class Pane {
     this.progress.value = 1;
     this.count.textContent = side.remembered ? "reused" : "done";
     this.tiles.show(side.items, `${LABELS[this.side]}: ${prompt}`);
+    this.element.querySelector('[data-name="psnr"]').textContent = side.items[0].kind === "audio" ? "SNR" : "PSNR";
     this.number("nfe", String(side.nfe));
     this.number("seconds", side.seconds.toFixed(2), ...(side.remembered ? [small(" earlier")] : []));
     if (this.side === "plain") this.number("psnr", small("reference"));
