@@ -14,10 +14,7 @@ from typing import Any
 
 from thg.errors import UnsupportedPipelineError
 from thg.plans.planners import Planned
-from thg.serving.counters import count
-from thg.serving.pipeline import accelerated
-from thg.serving.request import Report, ServedRun, run_of
-from thg.serving.setting import VARIABLE, ServerSetting, server_setting
+from thg.serving.request import VARIABLE, Report, ServedRun, ServerSetting, accelerated, count, run_of, server_setting
 
 logger = logging.getLogger("vllm_omni.thg")  # the engine shows the lines of its own loggers
 
