@@ -92,6 +92,13 @@ def test_a_wrong_setting_is_an_error_of_the_request_alone(server):
     server.picture(**ASKED)
 
 
+def test_a_request_with_the_gate_of_the_engine_runs_as_it_is(server):
+    before = len(server.reports())
+    server.picture(**ASKED | {"cfg_gate_step": 0.3})
+    assert len(server.reports()) == before
+    assert "runs as it is: its cfg_gate_step" in server.log.read_text()
+
+
 def test_the_metrics_endpoint_counts(server):
     server.picture(**ASKED)
     assert metric(server, "thg:network_evaluations") > 0

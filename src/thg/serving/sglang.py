@@ -78,7 +78,7 @@ class Hooks:
         planned = self._setting.of_request(batch.extra.get(EXTRA))
         if planned is None or ctx.is_warmup or _own_method(type(stage)):
             return
-        if reason := _obstacle(stage, batch):
+        if reason := _obstacle(stage, ctx, batch):
             logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
@@ -149,12 +149,14 @@ def _own_method(stage: type) -> str:
     return next((name for name in names if getattr(stage, name) is not getattr(DenoisingStage, name)), "")
 
 
-def _obstacle(stage: Any, batch: Any) -> str:
+def _obstacle(stage: Any, ctx: Any, batch: Any) -> str:
     """Why a request cannot leap, if so."""
     if getattr(batch, "rollout", False):
         return "its rollout adds noise at every step"
     if stage._cache_dit_requested_for_batch(batch) or getattr(batch, "enable_teacache", False):
         return "a cache inside the network counts its calls"
+    if ctx.extra[GATE]["active"]:
+        return "its cfg_gate_step leaves evaluations out already"
     return ""
 
 
