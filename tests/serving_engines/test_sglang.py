@@ -117,7 +117,7 @@ def test_two_ranks_skip_the_same_steps(model, server, tmp_path, ranks):
     assert reports[0][0] <= 0.75 * reports[0][1]
     assert decibels(found, plain) > CLOSE
     assert decibels(plain, plain_alone) > CLOSE
-    assert decibels(found, alone) > decibels(plain, plain_alone) - 3  # what the engine itself changes
+    assert decibels(found, alone) >= decibels(plain, plain_alone) - 6  # at most twice what the engine changes
 
 
 def test_the_diffusers_backend(model, tmp_path):
