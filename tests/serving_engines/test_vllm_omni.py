@@ -23,10 +23,10 @@ PLAIN = {**ASKED, "extra_params": {"thg": "off"}}
 CLOSE = 35.0  # dB
 
 
-def vllm_omni(model, folder, *arguments):
+def vllm_omni(model, folder, *arguments, setting="1%"):
     command = ["-m", "vllm_omni.entrypoints.cli.main", "serve", str(model), "--omni", "--host", "127.0.0.1"]
     command += ["--dtype", "float32", *arguments, "--port"]
-    return served(command, folder, "/health", THG_SERVING="1%", VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1")
+    return served(command, folder, "/health", THG_SERVING=setting, VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1")
 
 
 @pytest.fixture(scope="module")
