@@ -1,11 +1,11 @@
-"""thg in a real SGLang-Diffusion server, beside the engine alone and the engine's own gate of the guidance.
+"""thg in a real server, beside the engine alone and SGLang's own gate of the guidance.
 
-    make test-serving-sglang    # installs the engine once
-    PYTHONPATH=src:. build/serving/sglang/bin/python benchmarks/serving.py --out runs/serving.json
+    make test-serving-sglang    # installs the engine once; for the other engine vllm-omni in place of sglang
+    PYTHONPATH=src:. build/serving/sglang/bin/python benchmarks/serving.py --engine sglang --out runs/serving.json
 
-The shipped flow model, one server. For each number of requests in flight at once: evaluations per request, seconds of
-the wall clock and of the processor per request. PSNR is against the pictures of the engine alone, over the largest
-number of requests. On a busy machine the seconds of the processor are the ones to compare.
+The shipped flow model, one server with one worker. For each number of requests in flight at once: evaluations per
+request, seconds of the wall clock and of the processor per request. PSNR is against the pictures of the engine alone,
+over the largest number of requests. On a busy machine the seconds of the processor are the ones to compare.
 """
 
 from __future__ import annotations
@@ -14,49 +14,63 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from tests.serving_engines import shipped_model
+from tests.serving_engines import shipped_model, test_sglang, test_vllm_omni
 from tests.serving_engines.server import Server, decibels
-from tests.serving_engines.test_sglang import ASKED, sglang
 from thg.environment import environment
 from thg.files import write_atomically
 
 PROMPTS = ("a dark ankle boot", "a light dress", "a striped shirt", "a small bag")
 TOLERANCE, BUDGET = "1%", 0.5
+ENGINES: dict[str, tuple[dict[str, Any], str, Callable[..., AbstractContextManager[Server]]]] = {
+    # the request of its tests, where a request's own parameters are, its server
+    "sglang": (test_sglang.ASKED, "diffusers_kwargs", test_sglang.sglang),
+    "vllm-omni": (test_vllm_omni.ASKED, "extra_params", test_vllm_omni.vllm_omni),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a JSON file")
-    parser.add_argument("--steps", type=int, default=ASKED["num_inference_steps"])
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
     options = parser.parse_args()
+    asked, parameters, engine = ENGINES[options.engine]
+    has_gate = options.engine == "sglang"
+    asked = {**asked, "num_inference_steps": options.steps}
     with tempfile.TemporaryDirectory() as folder:
         model = shipped_model.save(Path(folder))
-        with sglang(model, Path(folder), "--num-gpus", "1", setting="on request") as server:
-            server.picture(**ASKED)  # what is done once is not measured
-            rows = measured(server, options.steps, options.in_flight)
+        with engine(model, Path(folder), setting="on request") as server:
+            server.picture(**asked)  # what is done once is not measured
+            rows = measured(server, asked, parameters, options.in_flight, has_gate)
     print(table(rows, options.in_flight))
-    content = {"environment": environment("cpu"), "steps": options.steps, "rows": rows}
+    content = {"environment": environment("cpu"), "engine": options.engine, "steps": options.steps, "rows": rows}
     write_atomically(options.out, json.dumps(content).encode())
 
 
-def measured(server: Server, steps: int, in_flight: list[int]) -> list[dict[str, Any]]:
-    """A row for each way of running."""
-    plain = row(server, "the engine alone", steps, in_flight, {})
+def measured(
+    server: Server, asked: dict[str, Any], parameters: str, in_flight: list[int], has_gate: bool
+) -> list[dict[str, Any]]:
+    """A row for each way of running. parameters: where a request's own parameters are."""
+    steps = asked["num_inference_steps"]
+    plain = row(server, "the engine alone", asked, in_flight)
     rows = [plain] + [
-        row(server, f"thg, `{value}`", steps, in_flight, {"diffusers_kwargs": {"thg": value}})
+        row(server, f"thg, `{value}`", {**asked, parameters: {"thg": value}}, in_flight)
         for value in (TOLERANCE, BUDGET)
     ]
-    gate = rows[1]["evaluations"] / steps - 1  # after this share of the run a step has one evaluation in place of two
-    rows.append(row(server, f"its `cfg_gate_step` = {gate:.2g}", steps, in_flight, {"cfg_gate_step": gate}))
-    rows[-1]["evaluations"] = rows[1]["evaluations"]
+    if has_gate:
+        gate = rows[1]["evaluations"] / steps - 1  # after this share of the run a step has one evaluation, not two
+        rows.append(row(server, f"its `cfg_gate_step` = {gate:.2g}", {**asked, "cfg_gate_step": gate}, in_flight))
+        rows[-1]["evaluations"] = rows[1]["evaluations"]
     for other in rows[1:]:
         found = [decibels(a, b) for a, b in zip(other["pictures"], plain["pictures"], strict=True)]
         other["psnr"] = {"mean": float(np.mean(found)), "worst": min(found)}
@@ -65,24 +79,21 @@ def measured(server: Server, steps: int, in_flight: list[int]) -> list[dict[str,
     return rows
 
 
-def row(server: Server, name: str, steps: int, in_flight: list[int], settings: dict[str, Any]) -> dict[str, Any]:
+def row(server: Server, name: str, asked: dict[str, Any], in_flight: list[int]) -> dict[str, Any]:
     """One way of running, with each number of requests at once."""
     seconds: dict[int, float] = {}
     processor: dict[int, float] = {}
     pictures: list[Any] = []
     before = len(server.reports())
     for number in in_flight:
-        asked = [
-            {**ASKED, "num_inference_steps": steps, "prompt": PROMPTS[i % len(PROMPTS)], "seed": i, **settings}
-            for i in range(number)
-        ]
+        requests = [{**asked, "prompt": PROMPTS[i % len(PROMPTS)], "seed": i} for i in range(number)]
         began, spent = time.perf_counter(), processor_time(server)
         with ThreadPoolExecutor(number) as pool:
-            pictures = list(pool.map(lambda request: server.picture(**request), asked))
+            pictures = list(pool.map(lambda request: server.picture(**request), requests))
         seconds[number] = (time.perf_counter() - began) / number
         processor[number] = (processor_time(server) - spent) / number
         print(f"{name}, {number} in flight: {seconds[number]:.2f} s, {processor[number]:.2f} s of CPU", flush=True)
-    made = {report[0] for report in server.reports()[before:]} or {2 * steps}
+    made = {report[0] for report in server.reports()[before:]} or {2 * asked["num_inference_steps"]}
     (evaluations,) = made  # the same for each request
     return {
         "name": name,

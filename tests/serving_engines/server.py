@@ -16,12 +16,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+ROOT = Path(__file__).parents[2]
+IMAGES = "/v1/images/generations"
 STARTS_WITHIN = 1800  # seconds: almost all of it are imports, a minute on a free machine
 ANSWERS_WITHIN = 600
 
@@ -32,21 +35,22 @@ class Server:
     log: Path
     pid: int
 
-    def ask(self, path: str, content: dict[str, Any] | None = None) -> bytes:
+    def ask(self, path: str, content: dict[str, Any] | None = None) -> tuple[bytes, Message]:
+        """An answer and its headers."""
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN) as answer:
-            return answer.read()
+            return answer.read(), answer.headers
 
     def picture(self, **settings: Any) -> np.ndarray:
         """The picture of a request, between 0 and 1."""
-        answer = json.loads(self.ask("/v1/images/generations", settings))
+        answer = json.loads(self.ask(IMAGES, settings)[0])
         with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
             return np.asarray(image.convert("L"), dtype=np.float64) / 255
 
     def reports(self) -> list[tuple[int, int, str]]:
         """(evaluations, those of the plain run, steps) of each accelerated request, from the log of all ranks."""
-        line = r"thg: request \S+: (\d+) of (\d+) network evaluations in \d+ steps ([●○]+)"
+        line = r"thg: request \S+: (\d+) of (\d+) network evaluations in \d+ steps ([●○·]+)"
         return [(int(made), int(plain), strip) for made, plain, strip in re.findall(line, self.log.read_text())]
 
 
@@ -56,7 +60,8 @@ def served(command: list[str], folder: Path, health: str, **environment: str) ->
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))  # its processes import thg and vllm_cpu.py from here
+    settings = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, *command, str(port)], stdout=log, stderr=log, env=settings, cwd=folder
@@ -93,5 +98,5 @@ def decibels(found: np.ndarray, expected: np.ndarray) -> float:
 
 def metric(server: Server, name: str) -> float:
     """The value of a counter of the metrics endpoint."""
-    text = server.ask("/metrics").decode()
+    text = server.ask("/metrics")[0].decode()
     return float(re.search(rf"^{name}_total(?:{{.*}})? (\S+)", text, re.MULTILINE)[1])

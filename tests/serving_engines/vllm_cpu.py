@@ -22,6 +22,7 @@ def prepare() -> None:
     from vllm_omni.diffusion.diffusion_engine import DiffusionEngine
 
     torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cpu")  # several workers ask for it
+    torch.accelerator.synchronize = lambda *args, **kwargs: None  # if it raises, the engine believes its device broken
     SDPAImpl.forward = SDPAImpl.forward_cuda  # torch's own attention, which runs anywhere
     DiffusionEngine.run_startup_warmup = lambda engine: None
 

@@ -1,62 +1,134 @@
-"""One request's run inside an engine: the network is evaluated at the steps of a plan and skipped at the others.
+"""One request inside an engine: what it asks for, its run, and the report of what it has cost.
 
 An engine passes each step of its loop through `ServedRun.step`. Every decision depends on the plan and on the request's
-inputs alone, never on values of tensors, so all ranks of a server make the same ones. (`Leaps.evaluates` also stops
-predicting after a hopeless miss. A rank may see that alone, or a step before the others, and would wait for them
-forever; so it is not asked here.)
+inputs alone, never on values of tensors, so all ranks of a server make the same ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import functools
+import math
+import os
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+import thg
+from thg.errors import PlanError
 from thg.pipelines.describe import describe, obstacle_in
 from thg.plans.fidelity import predictable
-from thg.plans.leaps import Leaps
+from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.plan import EVALUATED, SKIPPED
-from thg.plans.planners import Planned
+from thg.plans.planners import Planned, guide_maker
 from thg.plans.run import RunInfo, Term
 
+VARIABLE = "THG_SERVING"
+KEY = "thg"  # of a request's extra parameters
+OFF, ON_REQUEST = "off", "on request"
+FORMS = '"1%" (a tolerance), 0.5 (a share of the evaluations) or "off"'
+
 Output = Tensor | tuple[Tensor, ...]
+Result = TypeVar("Result")
+
+
+# -- what a server, or one of its requests, asks for
+
+
+@dataclass(frozen=True)
+class ServerSetting:
+    """text: as it was written. default: for requests that ask for nothing; None: they run as they are."""
+
+    text: str
+    default: Planned | None
+
+    def of_request(self, extra: Any) -> Planned | None:
+        """What to do for a request with these extra parameters; None: nothing."""
+        if not isinstance(extra, dict) or extra.get(KEY) is None:
+            return self.default
+        return planned(extra[KEY])
+
+
+def server_setting() -> ServerSetting | None:
+    """The setting of this process; None: thg is installed and not switched on."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if text.lower() in ("", OFF, "0"):
+        return None
+    return ServerSetting(text, None if text.lower() == ON_REQUEST else planned(text))
+
+
+def planned(value: Any) -> Planned | None:
+    """The planner of a setting or of a request's parameter; None for "off"."""
+    if value is False or (isinstance(value, str) and value.strip().lower() == OFF):
+        return None
+    try:
+        number = float(value) if isinstance(value, str) and not value.strip().endswith("%") else value
+        maker = guide_maker(number.strip() if isinstance(number, str) else number)
+    except (ValueError, PlanError) as error:
+        raise PlanError(f"{KEY}={value!r} is not a setting; write {FORMS}") from error
+    if not isinstance(maker, Planned) or maker.skips != "network":
+        raise PlanError(f"{KEY}={value!r} is not a setting for a server; write {FORMS}")
+    return maker
+
+
+# -- what it has cost
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a request has cost. evaluated: 1 for each step at which the network ran, else 0."""
+    """What a request has cost. evaluated: a mark for each step, ● where the network ran and ○ where it did not."""
 
     steps: int
     evaluations: int
     plain_evaluations: int
-    evaluated: tuple[int, ...]
+    evaluated: str
     estimated_error: float | None
     note: str = ""
 
-    @property
-    def strip(self) -> str:
-        """One mark per step: ● the network ran, ○ it did not."""
-        return "".join(EVALUATED if ran else SKIPPED for ran in self.evaluated)
-
     def __str__(self) -> str:
-        text = f"{self.evaluations} of {self.plain_evaluations} network evaluations in {self.steps} steps {self.strip}"
+        text = f"{self.evaluations} of {self.plain_evaluations} network evaluations"
+        text += f" in {self.steps} steps {self.evaluated}"
         if self.estimated_error is not None:
             text += f", estimated difference {self.estimated_error:.2%}"
         return text + (f"; {self.note}" if self.note else "")
 
-    def as_dict(self) -> dict[str, Any]:
-        """For an engine's metadata."""
-        return {
-            "steps": self.steps,
-            "evaluations": self.evaluations,
-            "plain_evaluations": self.plain_evaluations,
-            "evaluated": self.strip,
-            "estimated_error": self.estimated_error,
-            "note": self.note,
-        }
+
+def count(evaluations: float, plain_evaluations: float) -> None:
+    """Adds what a request has cost to the counters of the engine's metrics endpoint."""
+    made, skipped = _counters()
+    made.inc(evaluations)
+    skipped.inc(plain_evaluations - evaluations)
+
+
+@functools.cache
+def _counters() -> tuple[Any, Any]:
+    """The endpoint publishes what prometheus_client has registered; a process registers a name once."""
+    from prometheus_client import Counter
+
+    return (
+        Counter("thg:network_evaluations", "Network evaluations that were made."),
+        Counter("thg:network_evaluations_skipped", "Network evaluations that were predicted instead."),
+    )
+
+
+# -- a diffusers pipeline that an engine calls
+
+
+def accelerated(pipe: Any, planned: Planned, call: Callable[[], Result]) -> tuple[Result, Report]:
+    """The result of `call`, which calls the pipeline, and what it has cost. The pipeline is left as it was."""
+    thg.enable(pipe, planned.planner)
+    try:
+        result = call()
+        done = thg.summary(pipe)
+    finally:
+        thg.disable(pipe)
+    worst = max(done.estimated_error) if done.estimated_error and done.finite else None
+    return result, Report(done.steps, done.nfe, done.cfg_nfe, done.strip(), worst, done.note)
+
+
+# -- a loop of the engine's own
 
 
 def run_of(
@@ -71,8 +143,8 @@ def run_of(
 
     step_arguments: further arguments of the scheduler's step.
     """
-    obstacle = obstacle_in(step_arguments or {})
-    return replace(describe(scheduler, timesteps, obstacle), branches=branches, guidance_scale=guidance_scale)
+    run = describe(scheduler, timesteps, obstacle_in(step_arguments or {}))
+    return replace(run, branches=branches, guidance_scale=guidance_scale)
 
 
 class ServedRun:
@@ -83,9 +155,8 @@ class ServedRun:
         self._leaps: Leaps = planned.leaps(run)
         self._next = 0
         self._kind: Hashable = None  # what the output depends on beside time
-        self._known = 0  # evaluations since it has changed
         self._like: Output = ()  # the last evaluated output, for its types
-        self._evaluated: list[int] = []
+        self._evaluated = ""
         self._evaluations = self._plain_evaluations = 0
         self._error: Tensor | None = None
         self._plain_because = ""
@@ -105,15 +176,12 @@ class ServedRun:
         kind = (id(model), branches, None if state is None else tuple(state.shape))
         if kind != self._kind:
             self._leaps.forget()
-            self._known = 0
         self._kind = kind
-        plan = self._leaps.plan
-        runs = bool(self._plain_because) or plan.evaluates(index) or self._known < plan.hare_order
-        self._known += runs
-        self._evaluated.append(int(runs))
+        runs = bool(self._plain_because) or self._leaps.evaluates(index)
+        self._evaluated += EVALUATED if runs else SKIPPED
         self._evaluations += branches if runs else 0
         self._plain_evaluations += branches
-        output = self._observed(index, evaluate()) if runs else self._predicted(index)
+        output = self._observed(index, evaluate()) if runs else _as(self._like, self._leaps.predict(index))
         if index == self._run.steps - 1:
             if state is not None and state.shape == _parts(output)[0].shape:  # else it holds more than the latents
                 self._error = self._leaps.estimated_error(state)
@@ -129,28 +197,33 @@ class ServedRun:
         used = self._leaps.observe(index, copied)
         return output if used is copied else _as(output, used)
 
-    def _predicted(self, index: int) -> Output:
-        return _as(self._like, self._leaps.predict(index))
-
     def report(self) -> Report:
         """Waits for the device once, if something was skipped."""
+        error = None if self._error is None else float(self._error.max())
+        finite = error is None or math.isfinite(error)
         return Report(
             steps=len(self._evaluated),
             evaluations=self._evaluations,
             plain_evaluations=self._plain_evaluations,
-            evaluated=tuple(self._evaluated),
-            estimated_error=None if self._error is None else max(self._error.tolist()),
-            note="; ".join(filter(None, self._notes())),
+            evaluated=self._evaluated,
+            estimated_error=error if finite else None,
+            note="; ".join(self._notes(finite)),
         )
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, finite: bool) -> Iterator[str]:
+        if not finite:
+            yield "NaN or infinity in the network's outputs: this result is broken"
         if self._plain_because:
-            return (f"everything was evaluated from there on: {self._plain_because}",)
-        if not predictable(self._run):
-            return (f"everything was evaluated: {self._run.no_response}",)
-        if self._run.response is None:
-            return (f"predictions were not corrected: {self._run.no_response}",)
-        return ()
+            yield f"everything was evaluated from there on: {self._plain_because}"
+        elif not predictable(self._run):
+            yield f"everything was evaluated: {self._run.no_response}"
+        elif self._run.response is None:
+            yield f"predictions were not corrected: {self._run.no_response}"
+        if is_hopeless(self._leaps.largest_miss()):
+            yield (
+                "this result may be wrong: a prediction has missed by more than twice the output itself; compare with "
+                f'"{KEY}": "{OFF}"'
+            )
 
 
 def _parts(output: Output) -> Term:

@@ -6,15 +6,25 @@ request lives in the context of its denoising loop, so requests share nothing.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import asdict
 from typing import Any
 
 from thg.errors import UnsupportedPipelineError
-from thg.serving.counters import count
-from thg.serving.pipeline import accelerated
-from thg.serving.request import Report, ServedRun, run_of
-from thg.serving.setting import KEY, VARIABLE, ServerSetting, server_setting
+from thg.serving.request import (
+    KEY,
+    VARIABLE,
+    Report,
+    ServedRun,
+    ServerSetting,
+    accelerated,
+    count,
+    run_of,
+    server_setting,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +32,7 @@ RUNTIME = "sglang.multimodal_gen.runtime"
 STAGE = f"{RUNTIME}.pipelines_core.stages.denoising.DenoisingStage"
 GATE, RUN = "cfg_gate_state", "thg"  # the dictionary of the loop that reaches each prediction, and our key in it
 EXTRA = "diffusers_kwargs"  # the request's parameters that SGLang passes on as they are
+HEADER = b"x-thg"  # of an HTTP answer
 
 
 def register() -> None:
@@ -40,6 +51,10 @@ def register() -> None:
         f"{RUNTIME}.pipelines.diffusers_pipeline.DiffusersExecutionStage.forward", hooks.pipeline, HookType.AROUND
     )
     HookRegistry.register(f"{RUNTIME}.utils.perf_logger.RequestMetrics.to_dict", add_report, HookType.AFTER)
+    HookRegistry.register(f"{RUNTIME}.entrypoints.http_server.create_app", add_header, HookType.AFTER)
+    HookRegistry.register(
+        f"{RUNTIME}.entrypoints.openai.utils.add_common_data_to_response", note_report, HookType.AFTER
+    )
 
 
 class Hooks:
@@ -63,7 +78,7 @@ class Hooks:
         planned = self._setting.of_request(batch.extra.get(EXTRA))
         if planned is None or ctx.is_warmup or _own_method(type(stage)):
             return
-        if reason := _obstacle(stage, batch):
+        if reason := _obstacle(stage, ctx, batch):
             logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
@@ -113,26 +128,12 @@ class Hooks:
         self._publish(batch, report)
         return result
 
-    # -- the report
-
     def _publish(self, batch: Any, report: Report) -> None:
         logger.info("thg: request %s: %s", _name(batch), report)
         if batch.metrics is not None:
-            batch.metrics.thg = report.as_dict()
+            batch.metrics.thg = asdict(report)
         if _has_metrics():
             count(report.evaluations, report.plain_evaluations)
-
-
-def _has_metrics() -> bool:
-    """Does the server have a metrics endpoint to which this rank publishes?"""
-    from sglang.multimodal_gen.runtime.observability.metrics import get_metrics
-
-    return get_metrics() is not None
-
-
-def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
-    """The metadata of a result, and of the performance log."""
-    return {**result, "thg": metrics.thg} if hasattr(metrics, "thg") else result
 
 
 def _name(batch: Any) -> str:
@@ -148,10 +149,59 @@ def _own_method(stage: type) -> str:
     return next((name for name in names if getattr(stage, name) is not getattr(DenoisingStage, name)), "")
 
 
-def _obstacle(stage: Any, batch: Any) -> str:
+def _obstacle(stage: Any, ctx: Any, batch: Any) -> str:
     """Why a request cannot leap, if so."""
     if getattr(batch, "rollout", False):
         return "its rollout adds noise at every step"
     if stage._cache_dit_requested_for_batch(batch) or getattr(batch, "enable_teacache", False):
         return "a cache inside the network counts its calls"
+    if ctx.extra[GATE]["active"]:
+        return "its cfg_gate_step leaves evaluations out already"
     return ""
+
+
+# -- the report
+
+
+def _has_metrics() -> bool:
+    """Does the server have a metrics endpoint to which this rank publishes?"""
+    from sglang.multimodal_gen.runtime.observability.metrics import get_metrics
+
+    return get_metrics() is not None
+
+
+def add_report(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
+    """The metadata of a result in Python, and of the performance log."""
+    return {**result, "thg": metrics.thg} if hasattr(metrics, "thg") else result
+
+
+_answered: ContextVar[list[bytes]] = ContextVar("reports of the HTTP request that is being answered")
+
+
+def note_report(_: Any, response: Any, request_id: str, result: Any) -> None:
+    """The server makes an answer from a result. Its format has no field for the report, so that becomes a header."""
+    if hasattr(result.metrics, "thg"):
+        _answered.get([]).append(json.dumps(result.metrics.thg).encode())
+
+
+def add_header(app: Any, *args: Any, **kwargs: Any) -> None:
+    """The server makes its application."""
+    app.add_middleware(ReportHeader)
+
+
+class ReportHeader:
+    """Adds the report to the headers of an answer (ASGI)."""
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[..., Any]) -> None:
+        found: list[bytes] = []
+        _answered.set(found)
+
+        async def with_header(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *((HEADER, report) for report in found)]}
+            await send(message)
+
+        await self._app(scope, receive, with_header)

@@ -12,12 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from thg.errors import UnsupportedPipelineError
+from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.planners import Planned
-from thg.serving.counters import count
-from thg.serving.pipeline import accelerated
-from thg.serving.request import Report, ServedRun, run_of
-from thg.serving.setting import VARIABLE, ServerSetting, server_setting
+from thg.serving.request import VARIABLE, Report, ServedRun, ServerSetting, accelerated, count, run_of, server_setting
 
 logger = logging.getLogger("vllm_omni.thg")  # the engine shows the lines of its own loggers
 
@@ -106,7 +103,12 @@ class ServedPipeline:
 
     def _of(self, batch: Any) -> Planned | None:
         """What the requests of a batch ask for."""
-        first, *others = (self._setting.of_request(request.sampling_params.extra_args) for request in batch.requests)
+        from vllm_omni.errors import OmniClientError
+
+        try:
+            first, *others = (self._setting.of_request(each.sampling_params.extra_args) for each in batch.requests)
+        except PlanError as error:
+            raise OmniClientError(str(error)) from error
         if any(other != first for other in others):
             _as_it_is(batch, "they share a batch and ask for different things")
             return None
