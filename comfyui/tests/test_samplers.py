@@ -107,7 +107,7 @@ def test_a_multistep_sampler_of_high_order_is_all_evaluated(eps, order):
     assert f"order {order} magnifies what predictions miss" in report(ours)
 
 
-@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
 def test_without_guidance(name, sampler, request):
     """At scale 1, which distilled models are used with, the network leaps as well."""

@@ -23,7 +23,7 @@ def test_a_run_in_two_parts(name, request):
     prompt, empty = shipped.encode(PROMPTS[0]), shipped.encode("")
 
     def run(model):
-        latent, texts = {"samples": torch.zeros(1, 4, 8, 8)}, []
+        latent, texts = shipped.empty(), []
         for first, last, noise, leave in ((0, 12, "enable", "enable"), (12, STEPS, "disable", "disable")):
             arguments = (prompt, empty, latent, first, last, leave)
             (latent,) = nodes.KSamplerAdvanced().sample(
@@ -41,12 +41,11 @@ def test_a_run_in_two_parts(name, request):
 
 def test_custom_samplers(eps):
     prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    latent = {"samples": torch.zeros(1, 4, 8, 8)}
     sigmas = comfy.samplers.calculate_sigmas(eps.model.get_model_object("model_sampling"), "karras", STEPS)
     sampler = comfy.samplers.sampler_object("dpmpp_2m")
 
     def simple(model):
-        arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
+        arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, eps.empty())
         return call("custom_sampler.SamplerCustom", *arguments)["samples"]
 
     def advanced(model):
@@ -58,7 +57,7 @@ def test_custom_samplers(eps):
         assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
 
 
-@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
 def test_a_batch(name, request):
     shipped = request.getfixturevalue(name)
     result = compared(shipped, shipped.model, steps=STEPS, batch=3)
