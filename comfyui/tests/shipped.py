@@ -1,5 +1,5 @@
-"""The shipped models in ComfyUI: the noise-predicting one in its own UNet, the flow in its own MMDiT, and the emoji model,
-which has layers that ComfyUI's UNet has not, as the network of diffusers.
+"""The shipped models in ComfyUI: the noise-predicting one in its own UNet, the flow in its own MMDiT, and the emoji
+model, which has layers that ComfyUI's UNet has not, as the network of diffusers.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from http_server import EXAMPLES, as_prompt
 from PIL import Image
-from sampling import CFG, psnr
+from sampling import CFG, EMOJI, PROMPTS, psnr
 from torch import tensor
 
 
@@ -22,10 +22,11 @@ def example(server, name, model, seed=42):
         if node["class_type"] == "EmptyLatentImage":
             node["inputs"].update(width=64, height=64)
         if node["class_type"] == "CLIPTextEncode":
-            node["inputs"]["text"] = "a dark ankle boot" if "lighthouse" in node["inputs"]["text"] else ""
+            prompt_of_model = EMOJI[0] if model == "emoji" else PROMPTS[0]
+            node["inputs"]["text"] = prompt_of_model if "lighthouse" in node["inputs"]["text"] else ""
         if node["class_type"] == "KSampler":
             node["inputs"].update(seed=seed, cfg=CFG[model])
-            node["inputs"].update({} if model == "eps" else {"scheduler": "simple"})
+            node["inputs"].update({"scheduler": "simple"} if model == "flow" else {})
     return prompt
 
 
@@ -55,7 +56,7 @@ def test_the_examples_are_among_the_templates(server):
     assert set(server.get("/workflow_templates")["tortoise_hare_guidance"]) == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("model", ["eps", "flow"])
+@pytest.mark.parametrize("model", ["emoji", "eps", "flow"])
 def test_the_example_twice(server, model):
     pictures = []
     for seed in (42, 43):
@@ -71,7 +72,7 @@ def test_the_example_twice(server, model):
     assert not torch.equal(*pictures)
 
 
-@pytest.mark.parametrize("model", ["eps", "flow"])
+@pytest.mark.parametrize("model", ["emoji", "eps", "flow"])
 def test_beside_a_plain_run(server, model):
     outputs = server.queue(example(server, EXAMPLES[1], model))
     ours, plain = (picture(server, out["images"][0]) for _, out in sorted(outputs.items()) if "images" in out)
