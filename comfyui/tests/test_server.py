@@ -7,6 +7,7 @@ import urllib.parse
 
 import pytest
 import torch
+from comfy.latent_formats import LatentFormat
 from http_server import EXAMPLES, as_prompt
 from PIL import Image
 from sampling import CFG, EMOJI, PROMPTS, psnr
@@ -15,6 +16,8 @@ from torch import tensor
 
 def example(server, name, model, seed=42):
     """An example workflow, with a shipped model in place of the checkpoint and what fits it."""
+    if model == "emoji" and not hasattr(LatentFormat, "spacial_downscale_ratio"):
+        pytest.skip("this version of ComfyUI takes eight pixels for each latent for granted")
     prompt = as_prompt(server.example(name), server.get("/object_info"))
     for node in prompt.values():
         if node["class_type"] == "CheckpointLoaderSimple":
@@ -47,6 +50,8 @@ def test_the_nodes_are_listed(server):
 def test_searches_find_the_nodes_and_the_examples(server):
     """The page looks for templates by their names, and for nodes by their names and these words."""
     nodes = server.get("/object_info")
+    if not any("search_aliases" in node for node in nodes.values()):
+        pytest.skip("this version of ComfyUI finds nodes by their names alone")
     for word in ("tortoise", "faster", "speed", "cfg"):
         assert all(word in name.lower() for name in EXAMPLES)
         assert all(word in nodes[name]["search_aliases"] for name in ("TortoiseHareGuidance", "TortoiseHareReport"))
@@ -92,18 +97,16 @@ def test_an_error_of_the_user_is_told(server):
 
 
 def test_a_report_belongs_to_its_sampler(server):
-    """The same run on the plain model, with a report node of its own, and once more with the node."""
-    prompt = example(server, EXAMPLES[1], "eps", seed=44)
-    plain = next(key for key, node in prompt.items() if node["inputs"].get("model") == ["1", 0] and key != "5")
-    prompt["report"] = {"class_type": "TortoiseHareReport", "inputs": {"samples": [plain, 0]}}
-    prompt["5"]["inputs"]["preset"] = "off"  # the latents are equal, bit for bit
-    outputs = server.queue(prompt)
-    assert "ask for every evaluation" in outputs["8"]["text"][0]
-    assert outputs["report"]["headline"] == ["no report"]
-    prompt["5"]["inputs"]["preset"] = "fast"
-    outputs = server.queue(prompt)
-    assert "saved" in outputs["8"]["headline"][0]
-    assert outputs["report"]["headline"] == ["no report"]
+    """The same run on the plain model, with a report node of its own, has none."""
+    off = "ask for every evaluation"  # the latents are equal, bit for bit
+    for seed, preset, said in ((44, "off", off), (45, "fast", "saved")):
+        prompt = example(server, EXAMPLES[1], "eps", seed)
+        plain = next(key for key, node in prompt.items() if node["inputs"].get("model") == ["1", 0] and key != "5")
+        prompt["report"] = {"class_type": "TortoiseHareReport", "inputs": {"samples": [plain, 0]}}
+        prompt["5"]["inputs"]["preset"] = preset
+        outputs = server.queue(prompt)
+        assert said in outputs["8"]["text"][0]
+        assert outputs["report"]["headline"] == ["no report"]
 
 
 def test_help_pages_and_translations(server):
