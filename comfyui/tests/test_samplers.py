@@ -71,7 +71,7 @@ def test_each_sampler(name, sampler, request):
     assert f"at {evaluated} of {len(plain.calls)} calls" in report(result.latents)
     found = psnr(result.pictures, plain.pictures)
     print(f"\n{name} {sampler} {evaluated}/{len(plain.calls)} {found:.1f} dB, {report(result.latents).splitlines()[0]}")
-    assert evaluated < (0.8 if "cfg_pp" in sampler else 0.7) * len(plain.calls)
+    assert evaluated <= (0.8 if "cfg_pp" in sampler else 0.7) * len(plain.calls)
     assert found > ALIKE
 
 

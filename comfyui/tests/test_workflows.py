@@ -9,6 +9,7 @@ import nodes
 import pytest
 import torch
 from comfy.cldm.cldm import ControlNet
+from pack.session import SETTLING
 from sampling import CFG, PROMPTS, call, compared, custom, estimate, guider, ksampler, psnr, report, strip, with_thg
 from shipped import CPU, UNET, Operations
 
@@ -96,15 +97,16 @@ def test_conditions_that_are_combined_are_all_evaluated(name, request):
     assert "several conditions are combined" in report(result.ours.latents)
 
 
-def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps):
-    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, 0.55)[0]
-    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), 0.55, 1.0)[0]
+@pytest.mark.parametrize("share", [0.3, 0.55])
+def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps, share):
+    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, share)[0]
+    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), share, 1.0)[0]
     result = compared(eps, eps.model, steps=STEPS, positive=first + second)
     assert result.psnr > ALIKE
     schedule = eps.model.get_model_object("model_sampling")
     sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", STEPS)[:-1]
-    change = int((sigmas > schedule.percent_to_sigma(0.55)).sum())
-    assert strip(result.ours.latents)[change : change + 2] == "●●"
+    change = int((sigmas > schedule.percent_to_sigma(share)).sum())
+    assert strip(result.ours.latents)[change : change + SETTLING] == "●" * SETTLING
     assert estimate(result.ours.latents) > result.error / 10, "the estimate covers the whole run"
 
 
