@@ -73,7 +73,7 @@ def save(page: Any, target: Path | None, nodes_only: bool = False) -> Image.Imag
         clip = {"x": left - AROUND, "y": top - AROUND, **size}
     picture = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
     if target is not None:
-        picture.quantize(128).save(target, optimize=True)
+        picture.quantize(256).save(target, optimize=True)
     return picture
 
 

@@ -14,6 +14,13 @@ PATIENCE = 180_000  # ms
 REPORT = "[data-testid=tortoise-hare-report]"
 READY = "window.app?.vueAppReady && window.app.graph && window.app.canvas"
 SET = "async settings => { for (const s of settings) await window.app.extensionManager.setting.set(...s); }"
+OVERLAPPING = """() => {
+    const TITLE = 30, seen = [...document.querySelectorAll('.lg-node[data-node-id]')];
+    const boxes = seen.length ? seen.map(part => part.getBoundingClientRect()) : window.app.graph._nodes.map(
+        ({pos, size}) => new DOMRect(pos[0], pos[1] - TITLE, size[0], size[1] + TITLE));
+    return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(
+        b => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
+}"""
 QUIET = [["Comfy.TutorialCompleted", True], ["Comfy.Graph.CanvasInfo", False], ["Comfy.Minimap.Visible", False]]
 
 
@@ -41,12 +48,12 @@ def with_shipped_model(workflow: dict[str, Any]) -> dict[str, Any]:
     """The workflow with a shipped model in place of its checkpoint, and what fits it."""
     for node in workflow["nodes"]:
         if node["type"] == "CheckpointLoaderSimple":
-            node.update(type="LoadShippedModel", widgets_values=["eps"])
+            node.update(type="LoadShippedModel", widgets_values=["emoji"])
             node["inputs"] = [{"name": "name", "type": "COMBO", "link": None, "widget": {"name": "name"}}]
         if node["type"] == "EmptyLatentImage":
             node["widgets_values"] = [64, 64, 1]
         if node["type"] == "CLIPTextEncode":
-            node["widgets_values"] = ["a dark ankle boot" if node.get("title") == "Prompt" else ""]
+            node["widgets_values"] = ["panda" if node.get("title") == "Prompt" else ""]
         if node["type"] == "KSampler":
             node["widgets_values"][3] = 5.0  # the guidance scale of the shipped model
     return workflow
@@ -55,6 +62,12 @@ def with_shipped_model(workflow: dict[str, Any]) -> dict[str, Any]:
 def load(page: Page, workflow: dict[str, Any], name: str) -> None:
     page.evaluate("([workflow, name]) => window.app.loadGraphData(workflow, true, true, name)", [workflow, name])
     page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+
+
+def overlapping(page: Page) -> int:
+    """The number of pairs of nodes that overlap."""
+    count: int = page.evaluate(OVERLAPPING)
+    return count
 
 
 def run(page: Page) -> str:

@@ -58,6 +58,11 @@ def flow():
 
 
 @pytest.fixture(scope="session")
+def emoji():
+    return Shipped.load("emoji")
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("comfyui"))
     yield server

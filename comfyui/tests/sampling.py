@@ -19,7 +19,8 @@ from pack.nodes import TortoiseHareGuidance, TortoiseHareReport
 
 STEPS = 20
 PROMPTS = ("a dark ankle boot", "a light dress", "a medium grey bag")
-CFG = {"eps": 5.0, "flow": 4.0}
+EMOJI = ("panda", "red apple", "robot")
+CFG = {"eps": 5.0, "flow": 4.0, "emoji": 5.0}
 
 
 @dataclass
@@ -74,8 +75,9 @@ def counted(model: Any, calls: list[int]) -> Any:
 def ksampler(shipped, model, sampler="euler", scheduler="normal", steps=STEPS, seed=0, latent=None, batch=1, **kwargs):
     """One run of the KSampler node; `positive`, `negative`, `cfg`, `denoise` as there."""
     calls: list[int] = []
-    prompt, empty = shipped.encode(PROMPTS[seed % len(PROMPTS)]), shipped.encode("")
-    latent = {"samples": torch.zeros(batch, 4, 8, 8)} if latent is None else latent
+    prompts = EMOJI if shipped.name == "emoji" else PROMPTS
+    prompt, empty = shipped.encode(prompts[seed % len(prompts)]), shipped.encode("")
+    latent = shipped.empty(batch) if latent is None else latent
     given = {"cfg": CFG[shipped.name], "positive": prompt, "negative": empty, **kwargs}
     (out,) = nodes.KSampler().sample(
         counted(model, calls), seed, steps, sampler_name=sampler, scheduler=scheduler, latent_image=latent, **given
@@ -95,8 +97,7 @@ def custom(shipped: Any, guider: Any, steps: int = STEPS, sampler: Any = "euler"
     sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", steps)
     noise = nodes_custom_sampler.Noise_RandomNoise(0)
     chosen = comfy.samplers.sampler_object(sampler) if isinstance(sampler, str) else sampler
-    latent = {"samples": torch.zeros(1, 4, 8, 8)}
-    return call("custom_sampler.SamplerCustomAdvanced", noise, guider, chosen, sigmas, latent)["samples"]
+    return call("custom_sampler.SamplerCustomAdvanced", noise, guider, chosen, sigmas, shipped.empty())["samples"]
 
 
 @dataclass

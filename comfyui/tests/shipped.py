@@ -1,4 +1,6 @@
-"""The shipped models inside ComfyUI's own networks: the noise-predicting one in its UNet, the flow in its MMDiT."""
+"""The shipped models in ComfyUI: the noise-predicting one in its own UNet, the flow in its own MMDiT, and the emoji
+model, which has layers that ComfyUI's UNet has not, as the network of diffusers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import comfy.latent_formats
+import comfy.model_base
 import comfy.model_patcher
 import comfy.ops
 import comfy.supported_models
@@ -72,8 +75,46 @@ class FlowConfig(comfy.supported_models.SD3):
     custom_operations = comfy.ops.disable_weight_init
 
 
+class EmojiLatents(comfy.latent_formats.LatentFormat):
+    latent_channels = 8
+    spacial_downscale_ratio = 4
+
+
+class EmojiConfig(comfy.supported_models_base.BASE):
+    unet_extra_config = {"disable_unet_model_creation": True}  # noqa: RUF012
+    latent_format = EmojiLatents
+
+    def model_type(self, state_dict: dict[str, Any], prefix: str = "") -> comfy.model_base.ModelType:
+        return comfy.model_base.ModelType.V_PREDICTION
+
+    def inpaint_model(self) -> bool:
+        return False
+
+
+class OfDiffusers(torch.nn.Module):
+    """A network of diffusers, called as ComfyUI calls its own."""
+
+    dtype = torch.float32
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor, context: torch.Tensor, **_: Any) -> torch.Tensor:
+        return self.unet(x, time, encoder_hidden_states=context).sample
+
+
 def patcher(name: str, pipe: Any) -> comfy.model_patcher.ModelPatcher:
     """ComfyUI's handle on a shipped model."""
+    model = _model(name, pipe)
+    return comfy.model_patcher.ModelPatcher(model, CPU, CPU)
+
+
+def _model(name: str, pipe: Any) -> comfy.model_base.BaseModel:
+    if name == "emoji":
+        model = EmojiConfig({}).get_model({}, device=CPU)
+        model.diffusion_model = OfDiffusers(pipe.unet)
+        return model
     config, network = (EpsConfig(UNET), pipe.unet) if name == "eps" else (FlowConfig(MMDIT), pipe.transformer)
     model = config.get_model({}, device=CPU)
     own = model.diffusion_model
@@ -82,7 +123,7 @@ def patcher(name: str, pipe: Any) -> comfy.model_patcher.ModelPatcher:
     for part in own.modules():
         if isinstance(part, mmdit.SelfAttention):
             part.num_heads, part.head_dim = HEADS, own.hidden_size // HEADS
-    return comfy.model_patcher.ModelPatcher(model, CPU, CPU)
+    return model
 
 
 def _mmdit_names() -> dict[str, Any]:
@@ -123,7 +164,7 @@ class Shipped:
     @torch.no_grad()
     def encode(self, prompt: str) -> list[Any]:
         """A prompt as ComfyUI's conditioning."""
-        if self.name == "eps":
+        if self.name != "flow":
             embeds, _ = self.pipe.encode_prompt(prompt, CPU, 1, False)
             return [[embeds, {}]]
         call = DEFAULT_CALL["flow"]
@@ -132,9 +173,15 @@ class Shipped:
         )
         return [[embeds, {"pooled_output": pooled}]]
 
+    def empty(self, batch: int = 1) -> dict[str, torch.Tensor]:
+        """Latents to start from."""
+        network = self.pipe.transformer if self.name == "flow" else self.pipe.unet
+        size = network.config.sample_size
+        return {"samples": torch.zeros(batch, network.config.in_channels, size, size)}
+
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pictures in [0, 1] of shape (n, 1, 32, 32)."""
+        """Pictures in [0, 1] of shape (n, 1, 32, 32), of emoji (n, 3, 64, 64)."""
         vae = self.pipe.vae
         shift = vae.config.shift_factor or 0.0
         return (vae.decode(latents / vae.config.scaling_factor + shift).sample / 2 + 0.5).clamp(0, 1)

@@ -37,7 +37,7 @@ def test_together(name, other, request):
         result = compared(shipped, model, plain, steps=STEPS)
         print(f"\n{name} {other} {result}")
         assert result.psnr > ALIKE
-        assert result.share < 0.75
+        assert result.share < 0.8  # CFGOverride changes the scale twice, and six calls are evaluated after each
 
 
 def test_what_switches_within_a_run_is_evaluated(flow):

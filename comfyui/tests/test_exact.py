@@ -40,6 +40,38 @@ def test_nodes_that_skip_by_themselves_are_left_alone(eps, other):
         assert f"{other} is on" in report(result.latents)
 
 
+def with_option(name):
+    """A node that leaves this among the options of the network."""
+    return lambda model: model.model_options["transformer_options"].update({name: 0.4})
+
+
+def with_function(name):
+    """A node that wraps the network in a function of this name."""
+
+    def wrapper(apply_model, args):
+        return apply_model(args["input"], args["timestep"], **args["c"])
+
+    wrapper.__qualname__ = name
+    return lambda model: model.set_model_unet_function_wrapper(wrapper)
+
+
+OTHER_PACKS = {
+    "TeaCache": with_option("rel_l1_thresh"),
+    "MagCache": with_option("magcache_thresh"),
+    "Spectrum": with_function("SpectrumNode.patch.<locals>.spectrum_unet_wrapper"),
+    "apply_my_cache": with_function("apply_my_cache"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_PACKS)
+def test_caches_of_other_packs_are_known_by_what_they_leave_on_a_model(eps, other):
+    patched = with_thg(eps.model)
+    OTHER_PACKS[other](patched)
+    result = custom(eps, guider(eps, patched), 12)
+    assert torch.equal(result, custom(eps, guider(eps, eps.model), 12))
+    assert f"{other} is on, which skips by itself; remove one of the two nodes" in report(result)
+
+
 def merged(model):
     return call("tomesd.TomePatchModel", model, 0.5)
 

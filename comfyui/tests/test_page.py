@@ -12,6 +12,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 browser = pytest.importorskip("browser")
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no chromium")
 LOOK, LOOKS = 2_000, 60  # ms
+ONE_LINE = 30  # pixels
 OPENED = "window.app.graph._nodes.some(node => node.type == 'TortoiseHareGuidance')"
 
 
@@ -20,6 +21,13 @@ def servers(server, tmp_path_factory):
     newer = Server(tmp_path_factory.mktemp("newer"), "newer")
     yield {"pinned": server, "newer": newer}
     newer.stop()
+
+
+def check_layout(page):
+    """Nodes do not overlap, and the headline of the report is one line."""
+    assert not browser.overlapping(page)
+    height = page.locator(f"{browser.REPORT}:visible [data-part=headline]").evaluate("part => part.clientHeight")
+    assert height < ONE_LINE
 
 
 @pytest.mark.parametrize("canvas", ["classic", "nodes 2.0"])
@@ -31,6 +39,7 @@ def test_the_report_stays(servers, version, canvas):
         browser.load(page, workflow, "one")
         page.wait_for_function("!window.app.canvas.low_quality", timeout=10_000)  # texts are drawn at 1,366 pixels
         text = browser.run(page)
+        check_layout(page)
         headline, details = text.split("\n")[0], text.split("\n")[-1]
         assert re.fullmatch(r"\d\d% saved · \d\.\dx · [a-z ]+ \(\d\.\d%\)", headline)
         assert re.fullmatch(r"the network ran at \d+ of 30 calls, in \d+\.\d\d s", details)
@@ -57,6 +66,15 @@ def test_the_report_stays(servers, version, canvas):
         )
         page.wait_for_timeout(LOOK)
         assert browser.shown(page) == text, "after another workflow was open"
+
+
+@pytest.mark.parametrize("canvas", ["classic", "nodes 2.0"])
+def test_the_example_beside_a_plain_run_in_a_large_window(servers, canvas):
+    server = servers["newer"]
+    with browser.opened(server.url, canvas, 2560, 1440) as page:
+        browser.load(page, browser.with_shipped_model(server.example(EXAMPLES[1])), "beside")
+        browser.run(page)
+        check_layout(page)
 
 
 def test_the_example_opens_from_the_templates(server):

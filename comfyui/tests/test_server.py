@@ -7,14 +7,17 @@ import urllib.parse
 
 import pytest
 import torch
+from comfy.latent_formats import LatentFormat
 from http_server import EXAMPLES, as_prompt
 from PIL import Image
-from sampling import CFG, psnr
+from sampling import CFG, EMOJI, PROMPTS, psnr
 from torch import tensor
 
 
 def example(server, name, model, seed=42):
     """An example workflow, with a shipped model in place of the checkpoint and what fits it."""
+    if model == "emoji" and not hasattr(LatentFormat, "spacial_downscale_ratio"):
+        pytest.skip("this version of ComfyUI takes eight pixels for each latent for granted")
     prompt = as_prompt(server.example(name), server.get("/object_info"))
     for node in prompt.values():
         if node["class_type"] == "CheckpointLoaderSimple":
@@ -22,10 +25,11 @@ def example(server, name, model, seed=42):
         if node["class_type"] == "EmptyLatentImage":
             node["inputs"].update(width=64, height=64)
         if node["class_type"] == "CLIPTextEncode":
-            node["inputs"]["text"] = "a dark ankle boot" if "lighthouse" in node["inputs"]["text"] else ""
+            prompt_of_model = EMOJI[0] if model == "emoji" else PROMPTS[0]
+            node["inputs"]["text"] = prompt_of_model if "lighthouse" in node["inputs"]["text"] else ""
         if node["class_type"] == "KSampler":
             node["inputs"].update(seed=seed, cfg=CFG[model])
-            node["inputs"].update({} if model == "eps" else {"scheduler": "simple"})
+            node["inputs"].update({"scheduler": "simple"} if model == "flow" else {})
     return prompt
 
 
@@ -46,6 +50,8 @@ def test_the_nodes_are_listed(server):
 def test_searches_find_the_nodes_and_the_examples(server):
     """The page looks for templates by their names, and for nodes by their names and these words."""
     nodes = server.get("/object_info")
+    if not any("search_aliases" in node for node in nodes.values()):
+        pytest.skip("this version of ComfyUI finds nodes by their names alone")
     for word in ("tortoise", "faster", "speed", "cfg"):
         assert all(word in name.lower() for name in EXAMPLES)
         assert all(word in nodes[name]["search_aliases"] for name in ("TortoiseHareGuidance", "TortoiseHareReport"))
@@ -55,7 +61,7 @@ def test_the_examples_are_among_the_templates(server):
     assert set(server.get("/workflow_templates")["tortoise_hare_guidance"]) == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("model", ["eps", "flow"])
+@pytest.mark.parametrize("model", ["emoji", "eps", "flow"])
 def test_the_example_twice(server, model):
     pictures = []
     for seed in (42, 43):
@@ -71,7 +77,7 @@ def test_the_example_twice(server, model):
     assert not torch.equal(*pictures)
 
 
-@pytest.mark.parametrize("model", ["eps", "flow"])
+@pytest.mark.parametrize("model", ["emoji", "eps", "flow"])
 def test_beside_a_plain_run(server, model):
     outputs = server.queue(example(server, EXAMPLES[1], model))
     ours, plain = (picture(server, out["images"][0]) for _, out in sorted(outputs.items()) if "images" in out)
@@ -91,18 +97,16 @@ def test_an_error_of_the_user_is_told(server):
 
 
 def test_a_report_belongs_to_its_sampler(server):
-    """The same run on the plain model, with a report node of its own, and once more with the node."""
-    prompt = example(server, EXAMPLES[1], "eps", seed=44)
-    plain = next(key for key, node in prompt.items() if node["inputs"].get("model") == ["1", 0] and key != "5")
-    prompt["report"] = {"class_type": "TortoiseHareReport", "inputs": {"samples": [plain, 0]}}
-    prompt["5"]["inputs"]["preset"] = "off"  # the latents are equal, bit for bit
-    outputs = server.queue(prompt)
-    assert "ask for every evaluation" in outputs["8"]["text"][0]
-    assert outputs["report"]["headline"] == ["no report"]
-    prompt["5"]["inputs"]["preset"] = "fast"
-    outputs = server.queue(prompt)
-    assert "saved" in outputs["8"]["headline"][0]
-    assert outputs["report"]["headline"] == ["no report"]
+    """The same run on the plain model, with a report node of its own, has none."""
+    off = "ask for every evaluation"  # the latents are equal, bit for bit
+    for seed, preset, said in ((44, "off", off), (45, "fast", "saved")):
+        prompt = example(server, EXAMPLES[1], "eps", seed)
+        plain = next(key for key, node in prompt.items() if node["inputs"].get("model") == ["1", 0] and key != "5")
+        prompt["report"] = {"class_type": "TortoiseHareReport", "inputs": {"samples": [plain, 0]}}
+        prompt["5"]["inputs"]["preset"] = preset
+        outputs = server.queue(prompt)
+        assert said in outputs["8"]["text"][0]
+        assert outputs["report"]["headline"] == ["no report"]
 
 
 def test_help_pages_and_translations(server):

@@ -9,6 +9,7 @@ import nodes
 import pytest
 import torch
 from comfy.cldm.cldm import ControlNet
+from pack.session import SETTLING
 from sampling import CFG, PROMPTS, call, compared, custom, estimate, guider, ksampler, psnr, report, strip, with_thg
 from shipped import CPU, UNET, Operations
 
@@ -23,7 +24,7 @@ def test_a_run_in_two_parts(name, request):
     prompt, empty = shipped.encode(PROMPTS[0]), shipped.encode("")
 
     def run(model):
-        latent, texts = {"samples": torch.zeros(1, 4, 8, 8)}, []
+        latent, texts = shipped.empty(), []
         for first, last, noise, leave in ((0, 12, "enable", "enable"), (12, STEPS, "disable", "disable")):
             arguments = (prompt, empty, latent, first, last, leave)
             (latent,) = nodes.KSamplerAdvanced().sample(
@@ -41,12 +42,11 @@ def test_a_run_in_two_parts(name, request):
 
 def test_custom_samplers(eps):
     prompt, empty = eps.encode(PROMPTS[0]), eps.encode("")
-    latent = {"samples": torch.zeros(1, 4, 8, 8)}
     sigmas = comfy.samplers.calculate_sigmas(eps.model.get_model_object("model_sampling"), "karras", STEPS)
     sampler = comfy.samplers.sampler_object("dpmpp_2m")
 
     def simple(model):
-        arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, latent)
+        arguments = (model, True, 0, 5.0, prompt, empty, sampler, sigmas, eps.empty())
         return call("custom_sampler.SamplerCustom", *arguments)["samples"]
 
     def advanced(model):
@@ -58,7 +58,7 @@ def test_custom_samplers(eps):
         assert psnr(eps.decode(ours), eps.decode(plain)) > ALIKE
 
 
-@pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
 def test_a_batch(name, request):
     shipped = request.getfixturevalue(name)
     result = compared(shipped, shipped.model, steps=STEPS, batch=3)
@@ -97,15 +97,16 @@ def test_conditions_that_are_combined_are_all_evaluated(name, request):
     assert "several conditions are combined" in report(result.ours.latents)
 
 
-def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps):
-    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, 0.55)[0]
-    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), 0.55, 1.0)[0]
+@pytest.mark.parametrize("share", [0.3, 0.55])
+def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps, share):
+    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, share)[0]
+    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), share, 1.0)[0]
     result = compared(eps, eps.model, steps=STEPS, positive=first + second)
     assert result.psnr > ALIKE
     schedule = eps.model.get_model_object("model_sampling")
     sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", STEPS)[:-1]
-    change = int((sigmas > schedule.percent_to_sigma(0.55)).sum())
-    assert strip(result.ours.latents)[change : change + 2] == "●●"
+    change = int((sigmas > schedule.percent_to_sigma(share)).sum())
+    assert strip(result.ours.latents)[change : change + SETTLING] == "●" * SETTLING
     assert estimate(result.ours.latents) > result.error / 10, "the estimate covers the whole run"
 
 

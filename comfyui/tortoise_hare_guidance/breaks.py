@@ -14,10 +14,8 @@ from typing import Any
 
 from .guards import functions
 
-State = tuple[Any, ...]
 
-
-def state(guider: Any, model_options: dict[str, Any], sigma: float) -> State:
+def state(guider: Any, model_options: dict[str, Any], sigma: float) -> tuple[Any, ...]:
     conditions = getattr(guider, "conds", {})
     return (
         getattr(guider, "cfg", None),

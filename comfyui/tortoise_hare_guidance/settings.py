@@ -36,6 +36,11 @@ class Settings:
     corrector: bool = True
     verbose: bool = False
 
+    @property
+    def by_error(self) -> bool:
+        """Does an error decide how many calls are evaluated, and not a number?"""
+        return not (self.steps or self.evaluations)
+
     def plan(self, run: RunInfo, percent_to_sigma: Callable[[float], float], effort: float = 1.0) -> Plan:
         """The plan of a run whose `times` are noise levels; raises a PlanError with the reason if nothing is skipped.
 
@@ -69,7 +74,7 @@ class Settings:
 
     def _all(self, run: RunInfo) -> str:
         """Why everything is evaluated."""
-        if self.steps or self.evaluations or not self.error:
+        if not (self.by_error and self.error):
             return "the settings ask for every evaluation"
         return f"an error of {self.error:g} needs all {run.steps} calls; use more steps"
 

@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 from shipped import Shipped
 
-ENLARGED = 8
+SIZE = 512  # of pictures, enlarged for a page
 
 
 class Clip:
@@ -25,14 +25,14 @@ class Clip:
 
 
 class Vae:
-    """The part of ComfyUI's VAE that decoding uses: pictures as (n, height, width, 3), enlarged for a page."""
+    """The part of ComfyUI's VAE that decoding uses: pictures as (n, height, width, 3)."""
 
     def __init__(self, shipped: Shipped) -> None:
         self._shipped = shipped
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        pictures = torch.nn.functional.interpolate(self._shipped.decode(latents), scale_factor=ENLARGED)
-        return pictures.movedim(1, -1).repeat(1, 1, 1, 3)
+        pictures = torch.nn.functional.interpolate(self._shipped.decode(latents), size=SIZE)
+        return pictures.movedim(1, -1).expand(-1, -1, -1, 3)
 
 
 class LoadShippedModel(io.ComfyNode):
@@ -42,7 +42,7 @@ class LoadShippedModel(io.ComfyNode):
             node_id="LoadShippedModel",
             display_name="Load Shipped Model",
             category="tests",
-            inputs=[io.Combo.Input("name", options=["eps", "flow"])],
+            inputs=[io.Combo.Input("name", options=["emoji", "eps", "flow"])],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
         )
 
