@@ -84,7 +84,7 @@ class Engine:
 
     def models(self) -> dict[str, Source]:
         """The models that can be chosen, by name: the first one, the shipped ones, those below the folder."""
-        others: dict[str, str] = {name: "" for name in SHIPPED} if self._first else {}
+        others = dict.fromkeys(map(str, SHIPPED), "") if self._first else {}
         if self._library is not None:
             others |= dict.fromkeys(local_models(self._library), f"{self._library}/")
         found = {name: self._like_first(folder + name) for name, folder in others.items()}
