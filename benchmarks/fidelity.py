@@ -27,7 +27,7 @@ import thg
 from thg.files import write_atomically
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, SHIPPED
 from thg.models.schedulers import Schedulers
-from thg.plans.fidelity import DEFAULT_ERROR
+from thg.plans.tolerance import DEFAULT_ERROR
 
 HELD_OUT = 7_000_000  # the first seed; those from 4,000,000 to here have chosen the grids
 FIRST_ORDER = {"eps": "DDIMScheduler", "emoji": "DDIMScheduler", "flow": "FlowMatchEulerDiscreteScheduler"}

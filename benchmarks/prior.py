@@ -29,12 +29,10 @@ from torch import Tensor, nn
 from benchmarks import zoo
 from thg.files import write_atomically
 from thg.pipelines.describe import describe
-from thg.plans.estimate import Estimate
-from thg.plans.fidelity import network_plan, within
-from thg.plans.leaps import Leaps
+from thg.plans.leaps import Estimate, Leaps
 from thg.plans.plan import Plan
-from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import PRIOR, network_plan, within
 
 Array = NDArray[np.float64]
 SAMPLES = 48

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import thg
 from benchmarks import zoo
 from benchmarks.prior import FIRST_ORDER, GROUPS, SECOND_ORDER, Cell, cells, described
-from thg.plans.fidelity import network_plan, within
+from thg.plans.tolerance import network_plan, within
 from thg.processes import generators
 
 Array = NDArray[np.float64]

@@ -43,8 +43,8 @@ SECTIONS = {
         thg.ode.express thg.ode.Denoiser thg.ode.solvers.Solver thg.ode.solvers.LinearMultistep
         thg.ode.solvers.DPMSolver2 thg.ode.solvers.ddim thg.ode.solvers.euler thg.ode.solvers.lms
         thg.ode.solvers.plms thg.ode.solvers.dpm_multistep thg.ode.solvers.dpm_singlestep thg.ode.solvers.Track
-        thg.ode.solvers.observe thg.ode.solvers.advance thg.ode.solvers.step thg.plans.hare.prediction_weights
-        thg.plans.hare.predicted thg.ode.GaussianMixture
+        thg.ode.solvers.observe thg.ode.solvers.advance thg.ode.solvers.step thg.plans.leaps.prediction_weights
+        thg.plans.leaps.predicted thg.ode.GaussianMixture
     """,
     "Guides and policies": """
         thg.plans.Leaps thg.plans.Guide thg.plans.GuideMaker thg.plans.HareGuide thg.plans.Planner

@@ -16,11 +16,10 @@ import torch
 
 from thg.files import write_atomically
 from thg.pipelines.describe import known_run
-from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, within
 
 VECTORS = Path(__file__).with_name("test_vectors.json")
 STEPS = (20, 30, 50)

@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 from thg.errors import ScheduleError
-from thg.ode.scheduler_table import kind_of
+from thg.ode.schedulers import kind_of
 from thg.ode.solvers import DPMSolver2, Solver, ddim, euler, lms, plms
 
 

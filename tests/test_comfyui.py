@@ -31,7 +31,7 @@ def test_the_copy_needs_neither_thg_nor_diffusers():
 import sys
 sys.modules["thg"] = sys.modules["diffusers"] = None
 sys.path.insert(0, {str(FOLDER)!r})
-from core.plans.fidelity import network_plan
+from core.plans.tolerance import network_plan
 from core.plans.run import RunInfo
 print(network_plan(RunInfo.of(20), 13).evaluations)
 """

@@ -2,8 +2,8 @@
 
 import torch
 from sampling import EMOJI, ksampler, with_thg
-
 from thg.models.emoji_judge import EmojiJudge
+
 from thg.models.emoji_prompts import EMOJI_PROMPTS
 
 

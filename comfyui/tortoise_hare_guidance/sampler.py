@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from .core.errors import ScheduleError
-from .core.plans.calls import Answer, Calls, trace
-from .core.plans.response import Response
-from .core.plans.run import RunInfo
+from .core.plans.k_diffusion import Answer, Calls, trace
+from .core.plans.run import Response, RunInfo
 from .outputs import Formula
 
 TINY = 1e-12

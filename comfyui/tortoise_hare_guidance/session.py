@@ -17,9 +17,8 @@ from torch import Tensor
 
 from .breaks import combines, state
 from .core.errors import PlanError, ScheduleError
-from .core.plans.calls import Calls
-from .core.plans.estimate import Estimate
-from .core.plans.leaps import Leaps, is_hopeless
+from .core.plans.k_diffusion import Calls
+from .core.plans.leaps import Estimate, Leaps, is_hopeless
 from .core.plans.plan import EVALUATED, SKIPPED
 from .guards import obstacle
 from .outputs import Formula, Space

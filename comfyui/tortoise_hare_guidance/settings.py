@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .core.errors import PlanError
-from .core.plans.fidelity import DEFAULT_ERROR, network_plan, within
 from .core.plans.plan import Plan
-from .core.plans.prior import PRIOR
 from .core.plans.run import RunInfo
+from .core.plans.tolerance import DEFAULT_ERROR, PRIOR, network_plan, within
 
 PRESETS = {"quality": 0.003, "balanced": DEFAULT_ERROR, "fast": 0.03, "off": 0.0}  # error
 DEFAULT_PRESET = "balanced"

@@ -21,10 +21,10 @@ from thg.lazy import lazy_names
 if TYPE_CHECKING:
     from thg.calibration import calibrate, tune
     from thg.models import shipped_pipeline
-    from thg.ode.diffusers_schedule import read_schedule
     from thg.ode.guided_denoiser import GuidedDenoiser
     from thg.ode.integrate import sample
     from thg.ode.schedule import Schedule
+    from thg.ode.schedulers import read_schedule
     from thg.pipelines import (
         Batched,
         Sequential,
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
         supported,
     )
     from thg.pipelines.guider import TortoiseHareGuidance
-    from thg.plans.fidelity import within
-    from thg.plans.plan import Plan
+    from thg.plans.plan import PRESETS, Plan, preset
     from thg.plans.planners import tapered, uniform
-    from thg.plans.presets import PRESETS, preset
+    from thg.plans.tolerance import within
     from thg.profiles.profile import Profile
 
 __all__ = [
@@ -83,7 +82,7 @@ _public = lazy_names(
     __name__,
     {
         "thg.pipelines.guider": ("TortoiseHareGuidance",),
-        "thg.ode.diffusers_schedule": ("read_schedule",),
+        "thg.ode.schedulers": ("read_schedule",),
         "thg.calibration": ("calibrate", "tune"),
         "thg.models": ("shipped_pipeline",),
         "thg.ode.guided_denoiser": ("GuidedDenoiser",),
@@ -102,10 +101,9 @@ _public = lazy_names(
             "summary",
             "supported",
         ),
-        "thg.plans.fidelity": ("within",),
-        "thg.plans.plan": ("Plan",),
+        "thg.plans.tolerance": ("within",),
         "thg.plans.planners": ("tapered", "uniform"),
-        "thg.plans.presets": ("PRESETS", "preset"),
+        "thg.plans.plan": ("PRESETS", "Plan", "preset"),
         "thg.profiles.profile": ("Profile",),
         "": ("ode", "plans", "profiles"),
     },

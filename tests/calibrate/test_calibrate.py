@@ -21,9 +21,9 @@ import thg
 from tests import forked
 from tests.calibrate.conftest import SCALE, STEPS
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
-from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.richardson import error_constants, error_constants_first_order
+from thg.ode.schedulers import read_schedule
 from thg.ode.solvers import ddim, lms
 from thg.processes import Process, generators, sample_seed
 from thg.profiles.planner import output_weight

@@ -20,8 +20,8 @@ import thg
 from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
 from tests.calibrate.test_calibrate import denoiser_of
 from tests.solver_like import solver_like
-from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
+from thg.ode.schedulers import read_schedule
 
 STEPS, SCALE, PROMPT = 12, 5.0, "a boot"
 COARSE = (0, 1, 3, 6, 8, 11)

@@ -10,7 +10,7 @@ from thg import Plan, PlanError
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import ddim, lagrange_weights
-from thg.plans.hare import prediction_weights
+from thg.plans.leaps import prediction_weights
 from thg.profiles.optimal import leap_costs, optimal_grid
 from thg.profiles.planner import noise_share, output_weight, state_at
 

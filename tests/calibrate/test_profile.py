@@ -8,10 +8,9 @@ import pytest
 
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
-from thg.plans.fidelity import PRIOR
 from thg.plans.planners import Planned, guide_maker
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
+from thg.plans.tolerance import PRIOR
 from thg.profiles.optimal import optimal_grids
 from thg.profiles.planner import WORST, Regridded, noise_share
 from thg.profiles.profile import About, Constants, Moments

@@ -10,7 +10,7 @@ from thg.cli import main
 from thg.errors import PlanError, ProfileError
 from thg.ode.mixture import GaussianMixture
 from thg.plans.run import RunInfo
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import Tuned
 
 PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat", "a dark shirt"]
 

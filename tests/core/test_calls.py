@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from thg import Plan, ScheduleError
-from thg.plans.calls import positions, trace
-from thg.plans.denoised import DenoisedGuide
 from thg.plans.guide import HareGuide
+from thg.plans.k_diffusion import DenoisedGuide, positions, trace
 
 from .problems import guided_eps
 

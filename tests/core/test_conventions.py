@@ -10,7 +10,7 @@ import torch
 import thg
 from tests.core.own_network import NONE, denoised, labels, noise, psnr
 from thg.ode import dpm_multistep, error_constants, error_constants_first_order, lms
-from thg.ode.outputs import content
+from thg.ode.curves import content
 
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
 ALPHAS = np.sqrt(np.cumprod(1 - BETAS))
@@ -291,5 +291,5 @@ def test_no_alarm_where_all_is_well(path, kind, recwarn):
         x = node.sigma * noise(1, seed)
         x0 = denoised(x, node.alpha, node.sigma, labels(1))
         on_x0, on_eps = content(node, kind)
-        thg.ode.first_step.examine(schedule, node, x, on_x0 * x0 + on_eps * (x - node.alpha * x0) / node.sigma)
+        thg.ode.network.examine(schedule, node, x, on_x0 * x0 + on_eps * (x - node.alpha * x0) / node.sigma)
     assert not recwarn.list

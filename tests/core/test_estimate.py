@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from thg.ode.mixture import GaussianMixture
-from thg.plans.estimate import Estimate
 from thg.plans.guide import HareGuide
+from thg.plans.leaps import Estimate
 from thg.plans.plan import Plan
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
 
 STEPS, SCALE = 40, 5.0
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import thg
-from thg.plans.fidelity import PRIOR, _cheapest_grid, evaluations_within, grid, most_steps
 from thg.plans.planners import guide_maker
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
+from thg.plans.tolerance import PRIOR, _cheapest_grid, evaluations_within, grid, most_steps
 
 
 def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> RunInfo:

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from thg import Plan, uniform
 from thg.plans.guide import HareGuide
-from thg.plans.hare import interpolation_weights, predicted, prediction_weights
+from thg.plans.leaps import interpolation_weights, predicted, prediction_weights
 from thg.plans.planners import guide_maker
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
 
 
 def test_order_1_holds_the_last_term():

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedule
 from thg.errors import NonFiniteError, PlanError
-from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
+from thg.ode.schedulers import read_schedule
 from thg.ode.solvers import Track, ddim, dpm_multistep, euler, lms, step
 from thg.plans.plan import Plan
 

@@ -12,12 +12,10 @@ from torch import Tensor
 
 import thg
 from thg.ode import ddim, dpm_multistep
-from thg.ode.guidance import run_of
-from thg.ode.integrate import Sampled
+from thg.ode.integrate import Sampled, run_of
 from thg.ode.mixture import GaussianMixture
 from thg.plans.leaps import Leaps
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
 
 STEPS = 12
 

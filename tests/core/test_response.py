@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from tests.core.problems import GUIDANCE, LABEL, SOLVERS, mixture, noise, schedule
-from thg.ode.guidance import solver_response
-from thg.ode.integrate import sample
+from thg.ode.integrate import sample, solver_response
 from thg.ode.solvers import Track, ddim, lms, plms, step
 from thg.plans.guide import HareGuide
-from thg.plans.hare import predicted
+from thg.plans.leaps import predicted
 from thg.plans.plan import Plan
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
 
 ALL = {**SOLVERS, "lms of order 4": lms(4), "plms of order 4": plms(4)}
 COARSE = (0, 1, 3, 6, 8, 11, 15, 19)

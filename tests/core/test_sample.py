@@ -110,7 +110,7 @@ def test_the_summary_says_where_a_run_lost_it():
 
 def test_the_default_is_that_of_enable():
     found = run()
-    wanted = guide_maker(None).guide(thg.ode.guidance.run_of(SCHEDULE, thg.ode.ddim(), 4.0)).plan
+    wanted = guide_maker(None).guide(thg.ode.integrate.run_of(SCHEDULE, thg.ode.ddim(), 4.0)).plan
     assert found.plan == wanted
 
 

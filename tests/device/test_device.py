@@ -17,7 +17,7 @@ from tests.device.accelerator import NAME, ToyTensor, counted_waits
 from tests.pipelines.families import FAMILIES, Case
 from tests.pipelines.families.pictures import sd3
 from tests.pipelines.families.stable_diffusion import sd15
-from thg.ode.scheduler_table import SCHEDULERS
+from thg.ode.schedulers import SCHEDULERS
 
 PACKAGE = Path(thg.__file__).parent
 MOST_WAITS = 1  # of thg in a run

@@ -14,8 +14,8 @@ from torch import Tensor
 import thg
 from tests.pipelines.families import FAMILIES, GUIDANCE, Case
 from tests.solver_like import solver_like
-from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.integrate import Form, sample
+from thg.ode.schedulers import read_schedule
 
 STEPS = 10
 COARSE = (0, 1, 2, 5, 7, 8)

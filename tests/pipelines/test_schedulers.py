@@ -9,7 +9,7 @@ import torch
 from tests.pipelines.families.case import ddim
 from tests.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
+from thg.ode.schedulers import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
 from thg.pipelines.describe import describe, host_copy, scheduler_response
 
 FLOW_OPTIONS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}

@@ -11,7 +11,7 @@ import thg
 from tests.pipelines.families import FAMILIES
 from tests.release.commands import refused
 from thg.models import shipped_path
-from thg.ode.diffusers_schedule import read_schedule
+from thg.ode.schedulers import read_schedule
 from thg.ode.solvers import ddim
 
 LEAP = thg.uniform(every=2)

@@ -15,7 +15,7 @@ from tests.studio.conftest import command_model, serve
 from tests.studio.wishes import finished, plan_wish, run_wish
 from thg.models import DEFAULT_CALL, shipped_path
 from thg.models.schedulers import offered
-from thg.ode.scheduler_table import OFFERED
+from thg.ode.schedulers import OFFERED
 from thg.studio.engine import Engine
 
 

@@ -9,7 +9,7 @@ from tests.studio.browsing import expect, generate, link, set_up
 from tests.studio.conftest import until
 from tests.studio.holding import held
 from tests.studio.wishes import events, finished, plan_wish, run_wish, stream
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import Tuned
 
 PROMPTS = ["a dark coat", "a light bag", "a dress", "a shirt"]
 

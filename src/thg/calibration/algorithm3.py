@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thg.calibration.subjects import NoiseGrid
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.ode.outputs import content, express
+from thg.ode.curves import content, express
 from thg.plans.guide import Evaluate
 from thg.plans.run import RunInfo, Term
 from thg.profiles.planner import state_at

@@ -22,8 +22,8 @@ from thg.calibration.algorithm3 import Recorder, finite
 from thg.calibration.subjects import Subject, progress_bar, subject_of
 from thg.distribution import versions
 from thg.errors import ProfileError, UnsupportedPipelineError
-from thg.ode.guidance import Interval
-from thg.ode.outputs import Prediction
+from thg.ode.curves import Prediction
+from thg.ode.integrate import Interval
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines.layouts import Batched, Sequential

@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ProfileError, ScheduleError
-from thg.ode.diffusers_schedule import prediction_of, read_schedule
-from thg.ode.guidance import Interval
-from thg.ode.integrate import sample
+from thg.ode.curves import Prediction
+from thg.ode.integrate import Interval, sample
 from thg.ode.network import Denoiser
-from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
-from thg.ode.scheduler_table import adds_noise, order_of
+from thg.ode.schedulers import adds_noise, order_of, prediction_of, read_schedule
 from thg.ode.solvers import Solver, ddim
 from thg.pipelines import enabled, summary
 from thg.pipelines.identity import fingerprint

@@ -21,16 +21,14 @@ from torch import Tensor
 
 from thg.calibration.subjects import Pipeline, Subject, progress_bar, subject_of
 from thg.errors import ProfileError
-from thg.ode.guidance import Interval
+from thg.ode.integrate import Interval
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines.identity import identity, place_of
 from thg.pipelines.layouts import Batched, Sequential
-from thg.plans.fidelity import DEFAULT_ERROR, within
 from thg.plans.planners import Planner, tapered
-from thg.plans.prior import PRIOR
 from thg.plans.report import Summary
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, Tuned, within
 from thg.processes import batches
 from thg.rows import RowFolder, Rows
 

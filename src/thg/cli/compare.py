@@ -22,8 +22,8 @@ from thg.cli.sampling import Progress, Sampled, sample
 from thg.errors import THGError
 from thg.media import mean_psnr, picture
 from thg.models import SHIPPED
+from thg.plans.plan import PRESETS, preset
 from thg.plans.planners import Choice
-from thg.plans.presets import PRESETS, preset
 from thg.plots.pictures import GAIN, Column, difference, sheet, spectrogram
 from thg.processes import batches
 

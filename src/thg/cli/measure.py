@@ -15,7 +15,7 @@ from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
 from thg.models import SHIPPED
-from thg.ode.scheduler_table import SCHEDULERS, adds_noise, by_option, kind_of
+from thg.ode.schedulers import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.pipelines.identity import place_of
 from thg.processes import Process
 

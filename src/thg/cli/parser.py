@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from thg.distribution import __version__
-from thg.plans.fidelity import DEFAULT_ERROR
-from thg.plans.presets import PRESETS
-from thg.plans.prior import PRIOR
+from thg.plans.plan import PRESETS
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR
 
 COMMANDS = {
     "generate": "make pictures (or sounds) with a pipeline, and report the savings",

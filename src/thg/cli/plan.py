@@ -8,12 +8,10 @@ from pathlib import Path
 
 from thg.cli.parser import tolerance
 from thg.errors import PlanError, ProfileError
-from thg.plans.fidelity import DEFAULT_ERROR, most_steps, within
-from thg.plans.plan import MOST_STEPS, Plan
+from thg.plans.plan import MOST_STEPS, PRESETS, Plan, preset
 from thg.plans.planners import Choice, Planner, tapered
-from thg.plans.presets import PRESETS, preset
-from thg.plans.response import Response
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
+from thg.plans.tolerance import DEFAULT_ERROR, most_steps, within
 from thg.plots.charts import plot_profile
 from thg.profiles.profile import FORMAT as PROFILE_FORMAT
 from thg.profiles.profile import SHIPPED as SHIPPED_PROFILES

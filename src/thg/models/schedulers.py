@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from thg.errors import THGError
-from thg.ode.scheduler_table import OFFERED, by_option
-from thg.ode.scheduler_table import options as scheduler_options
+from thg.ode.schedulers import OFFERED, by_option
+from thg.ode.schedulers import options as scheduler_options
 
 NO_MU: Final = {"FlowMatchHeunDiscreteScheduler"}  # cannot shift its times with the size of the picture
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from thg.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from thg.ode.curves import Node, express
     from thg.ode.guided_denoiser import GuidedDenoiser
     from thg.ode.integrate import Sampled, Step, sample
     from thg.ode.mixture import GaussianMixture
     from thg.ode.network import Denoiser
-    from thg.ode.outputs import Node, express
     from thg.ode.richardson import ErrorConstants, error_constants, error_constants_first_order
     from thg.ode.schedule import Schedule
     from thg.ode.solvers import (
@@ -55,13 +55,23 @@ __getattr__ = lazy_names(
         "thg.ode.integrate": ("Sampled", "Step", "sample"),
         "thg.ode.mixture": ("GaussianMixture",),
         "thg.ode.network": ("Denoiser",),
-        "thg.ode.outputs": ("Node", "express"),
+        "thg.ode.curves": ("Node", "express"),
         "thg.ode.richardson": ("ErrorConstants", "error_constants", "error_constants_first_order"),
         "thg.ode.schedule": ("Schedule",),
         "thg.ode.solvers": (
             *("DPMSolver2", "LinearMultistep", "Solver", "ddim", "dpm_multistep", "dpm_singlestep"),
             *("euler", "lms", "plms"),
         ),
-        "": ("guided_denoiser", "integrate", "mixture", "network", "outputs", "richardson", "schedule", "solvers"),
+        "": (
+            "curves",
+            "guided_denoiser",
+            "integrate",
+            "mixture",
+            "network",
+            "richardson",
+            "schedule",
+            "schedulers",
+            "solvers",
+        ),
     },
 )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from thg.errors import ScheduleError
 from thg.ode.network import joined
-from thg.plans.calls import Answer, Calls, trace
-from thg.plans.denoised import DenoisedGuide, DenoisedLeaps
+from thg.plans.k_diffusion import Answer, Calls, DenoisedGuide, DenoisedLeaps, trace
 from thg.plans.planners import Choice, Planned, guide_maker
 from thg.plans.report import Summary
 

@@ -2,28 +2,262 @@
 
 Two forms. "predictor" keeps one state and predicts what is not evaluated; it is what thg does inside a pipeline.
 "two-state" is Algorithm 1 as printed. They are the same for a first-order solver with a held guidance term.
+`Guidance` is the guidance of one run: the guide, the steps that it guides, and the guidance scale.
 """
 
 from __future__ import annotations
 
+import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.guidance import Guidance, Interval
+from thg.ode.curves import Node, express
 from thg.ode.network import Branches, Denoiser, Network
-from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
+from thg.plans.guide import Guide, HareGuide, Visitor
+from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.planners import Choice
+from thg.plans.planners import Choice, Fixed, Planned, guide_maker
 from thg.plans.report import Summary, lost_in
+from thg.plans.run import Response, RunInfo, Term
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """w - 1: one number, or one for each sample. largest: the w that is farthest from 1."""
+
+    value: float | Tensor
+    largest: float
+
+    @classmethod
+    def of(cls, guidance_scale: float | Sequence[float] | Tensor, x: Tensor) -> Scale:
+        given: Any = guidance_scale.tolist() if isinstance(guidance_scale, Tensor | np.ndarray) else guidance_scale
+        each = isinstance(given, list | tuple)
+        scales = [_number(w) for w in (given if each else [given])]
+        if not scales or not all(0 <= w < math.inf for w in scales):
+            raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
+        if not each:
+            return cls(scales[0] - 1, scales[0])
+        if len(scales) != len(x):
+            raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        column = torch.tensor(scales, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return cls(column - 1, max(scales, key=lambda w: abs(w - 1)))
+
+    @property
+    def guides(self) -> bool:
+        """Does the unconditional branch have an effect?"""
+        return self.largest != 1
+
+    def times(self, term: Tensor) -> Tensor:
+        """(w - 1) d."""
+        return self.value * term
+
+    def added(self, output: Tensor, term: Tensor) -> Tensor:
+        """e_c + (w - 1) d, in one new tensor."""
+        if isinstance(self.value, Tensor):
+            return torch.addcmul(output, self.value, term)
+        return output.add(term, alpha=self.value)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Guidance:
+    """How one run is guided: the whole network leaps, or a guide decides about the guidance term.
+
+    leaps: of the whole network; None if there is a guide. guide: for the part of the run with guidance; `run` is its
+    description of that part. start, end: the steps between which there is guidance. steps: of the whole run.
+    """
+
+    leaps: Leaps | None
+    guide: Guide | None
+    run: RunInfo
+    start: int
+    end: int
+    steps: int
+    scale: Scale
+    schedule: Schedule
+
+    @classmethod
+    def of(
+        cls,
+        choice: Choice,
+        schedule: Schedule,
+        solver: Solver,
+        guidance_scale: float | Sequence[float] | Tensor,
+        interval: Interval | None,
+        x: Tensor,
+    ) -> Guidance:
+        maker = guide_maker(choice)
+        plan = maker.planner.value if isinstance(maker, Planned) and isinstance(maker.planner, Fixed) else None
+        if plan is not None and plan.steps != schedule.steps:
+            raise PlanError(
+                f"the plan is for {plan.steps} steps, the schedule has {schedule.steps}; make the plan for "
+                f"{schedule.steps} steps, or use a planner, which fits any run: "
+                f"thg.tapered({plan.nfe / plan.cfg_nfe:.2f})"
+            )
+        if plan is not None and plan.skips == "unconditional" and interval is not None:
+            raise PlanError(
+                "a plan defines where guidance starts and ends; write Plan(..., start=, cutoff=) without "
+                "guidance_interval, or use a planner"
+            )
+        scale = Scale.of(guidance_scale, x)
+        whole = run_of(schedule, solver, scale.largest)
+        start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
+        if isinstance(maker, Planned) and maker.skips == "network":
+            whole = replace(whole, branches=2 if scale.guides else 1)
+            return cls(maker.leaps(whole), None, whole, start, end, schedule.steps, scale, schedule)
+        run = whole.part(start, end)
+        return cls(None, maker.guide(run), run, start, end, schedule.steps, scale, schedule)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the whole run."""
+        if self.leaps is not None:
+            return self.leaps.plan
+        plan = None if self.guide is None else self.guide.plan
+        return None if plan is None else plan.placed(self.start, self.steps)
+
+    @property
+    def plain_evaluations(self) -> int:
+        """Network evaluations per sample of the plain run."""
+        return self.steps + (self.end - self.start if self.leaps is None or self.scale.guides else 0)
+
+    def estimated_error(self, x: Tensor) -> Tensor | None:
+        """The estimated difference from the final state of the plain run, per sample."""
+        if self.leaps is not None:
+            return self.leaps.estimated_error(x)
+        error = self.guide.estimated_error(x) if isinstance(self.guide, HareGuide) else None
+        if error is None or not isinstance(self.scale.value, Tensor) or self.scale.largest == 1:
+            return error
+        return error * self.scale.value.flatten().abs() / abs(self.scale.largest - 1)
+
+    def output(self, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
+        """The guided output at a step, evaluated or predicted: e_c + (w - 1) d."""
+        if self.leaps is not None:
+            return self._leapt(self.leaps, index, network, x, node)
+        if not self.start <= index < self.end:
+            return network(x, node, True)
+        assert self.guide is not None
+        step = index - self.start
+        if isinstance(self.guide, Visitor):
+            self._visit(self.guide, step, network, x, node)
+        if self.guide.evaluates(step):
+            e_c, e_u = network.pair(x, node)
+            fresh = (e_c - e_u,)
+            del e_u
+            term: Term | None = self.guide.observe(step, (e_c,), fresh) or fresh
+        else:
+            e_c = network(x, node, True)
+            term = self.guide.predict(step, (e_c,))
+        return e_c if term is None else self.scale.added(e_c, term[0])
+
+    def _leapt(self, leaps: Leaps, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
+        """The output at a step of a run in which the whole network leaps."""
+        if index in (self.start, self.end):  # guidance begins or ends, and changes the output
+            leaps.forget()
+        if not leaps.evaluates(index):
+            return leaps.predict(index)[0]
+        if self.scale.guides and self.start <= index < self.end:
+            e_c, e_u = network.pair(x, node)
+            output = self.scale.added(e_c, e_c - e_u)
+        else:
+            output = network(x, node, True)
+        return leaps.observe(index, (output,))[0]
+
+    def _visit(self, guide: Visitor, place: int, network: Network, x: Tensor, node: Node) -> None:
+        """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
+
+        def evaluate(sample: Tensor, position: float) -> tuple[Term, Term]:
+            there = self.schedule.node(position)
+            e_c, e_u = network.pair(sample * self._size(there), there)
+            return (e_c,), (e_c - e_u,)
+
+        guide.visit(place, x / self._size(node), node.position, evaluate)
+
+    def _size(self, node: Node) -> float:
+        return 1.0 if self.schedule.normal == "flow" else math.hypot(node.alpha, node.sigma)
+
+
+def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo:
+    """The description of a run on this schedule, for guides."""
+    return RunInfo(
+        steps=schedule.steps,
+        positions=tuple(float(i) for i in range(schedule.steps)),
+        guidance_scale=guidance_scale,
+        log_snr=tuple(schedule.log_snr[:-1].tolist()),
+        times=tuple(schedule.times[:-1].tolist()),
+        response=_known_response(solver, schedule),
+        order=solver.order,
+    )
+
+
+Interval = tuple[float | None, float | None] | tuple[float | None, float | None, str]
+"""Two times of the network, None for no limit; and which ends belong to it: "[]" (unless given), "()", "[)", "(]"."""
+
+
+def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
+    """The first step with guidance, and the first one after it without, of an interval of the network's times."""
+    try:
+        one, other, ends = (*interval, "[]") if len(interval) == 2 else interval
+        low, high = -math.inf if one is None else float(one), math.inf if other is None else float(other)
+        if ends not in ("[]", "()", "[)", "(]") or math.isnan(low + high):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise PlanError(
+            "guidance_interval must be two times of the network, such as (0.2, 0.8), (None, 0.8) or, without the "
+            f"larger one itself, (0.2, 0.8, '[)'), not {interval!r}"
+        ) from None
+    low, high = (low, high) if None in (one, other) else sorted((low, high))
+    times = schedule.times[:-1]
+    above = times >= low if ends[0] == "[" else times > low
+    inside = np.flatnonzero(above & (times <= high if ends[1] == "]" else times < high))
+    if not len(inside):
+        raise PlanError(
+            f"no step lies in guidance_interval={tuple(interval)!r}: the network's times go from {times[0]:g} to "
+            f"{times[-1]:g}"
+        )
+    return int(inside[0]), int(inside[-1]) + 1
+
+
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+
+
+def _known_response(solver: Solver, schedule: Schedule) -> Response:
+    """`solver_response`, computed once per schedule and solver."""
+    cached = _RESPONSES.setdefault(schedule, [])
+    for cached_solver, response in cached:
+        if cached_solver == solver:
+            return response
+    cached.append((solver, solver_response(solver, schedule)))
+    return cached[-1][1]
+
+
+def solver_response(solver: Solver, schedule: Schedule) -> Response:
+    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+    track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
+    rows = []
+    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
+        rows.append(track.x)
+    return Response(torch.stack(rows).numpy())
+
 
 Form = Literal["predictor", "two-state"]
 

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thg.ode.curves import Node, Prediction
 from thg.ode.network import Branches, Denoiser, Network
-from thg.ode.outputs import Node, Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from thg.errors import ScheduleError
-from thg.ode.outputs import Node, Prediction, content, express
+from thg.ode.curves import Node, Prediction, content, express
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,12 +16,12 @@ from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
 from thg.pipelines.owner import EnabledPipeline, owner_of
-from thg.plans.fidelity import most_steps
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, guide_maker, tapered
 from thg.plans.report import Summary, combined
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import most_steps
 
 USUAL_GUIDANCE = 5.0
 

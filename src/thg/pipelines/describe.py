@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from thg.errors import THGError
-from thg.ode.diffusers_schedule import scheduler_log_snr
-from thg.ode.scheduler_table import adds_noise, order_of
-from thg.plans.response import ADDS_NOISE, CLIPS, Response, probe
-from thg.plans.run import RunInfo
+from thg.ode.schedulers import adds_noise, order_of, scheduler_log_snr
+from thg.plans.run import ADDS_NOISE, CLIPS, Response, RunInfo, probe
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses

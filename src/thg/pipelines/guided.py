@@ -35,8 +35,7 @@ from thg.pipelines.run import BROKEN, PipelineRun
 from thg.plans.guide import Guide, GuideMaker, HareGuide, Visitor
 from thg.plans.plan import Plan
 from thg.plans.report import Summary
-from thg.plans.response import ADDS_NOISE
-from thg.plans.run import RunInfo, Term
+from thg.plans.run import ADDS_NOISE, RunInfo, Term
 
 CLOSE = 0.02  # largest difference of a measured guidance scale from the stated one, relative to w - 1
 CHANGED = 0.05  # of w - 1: a change of the guidance scale that is reported

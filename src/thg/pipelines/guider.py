@@ -20,12 +20,12 @@ from diffusers.guiders.guider_utils import GuiderOutput
 from thg.errors import PlanError
 from thg.pipelines.calls import at_least_float32, difference, unconditional
 from thg.pipelines.describe import describe
-from thg.plans.fidelity import Within, within
 from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, Uniform, guide_maker, tapered, uniform
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import Within, within
 
 _STORED: dict[str, tuple[type[Any], Callable[..., Choice]]] = {
     "within": (Within, within),

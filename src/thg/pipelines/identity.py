@@ -14,7 +14,7 @@ import torch
 from thg.errors import PlanError
 from thg.pipelines.layouts import DENOISERS
 from thg.pipelines.substitute import original_class
-from thg.plans.tuned import Tuned, folder
+from thg.plans.tolerance import Tuned, folder
 
 SWITCH = "THG_TUNED"  # 0: no result of `thg.tune` is looked for
 _ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters that users load on top of a network

@@ -19,12 +19,11 @@ from torch import Tensor
 from thg.pipelines.calls import Call, at_least_float32, rows_of
 from thg.pipelines.describe import obstacle_in
 from thg.pipelines.run import BROKEN, PipelineRun
-from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
 from thg.plans.report import Summary, lost_in
 from thg.plans.run import RunInfo
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import Tuned, predictable
 
 # Networks that run beside the denoiser: not counted.
 BESIDE = ("controlnet", "adapter", "projection", "connector", "language_model")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from thg.plans.estimate import Estimate
-from thg.plans.leaps import Leaps
+from thg.plans.leaps import Estimate, Leaps
 from thg.plans.plan import Plan
 from thg.plans.run import RunInfo, Term
 

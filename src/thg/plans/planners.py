@@ -18,14 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.estimate import Estimate
-from thg.plans.fidelity import Shape, grid, network_plan, predictable, shaped, within
 from thg.plans.guide import Guide, GuideMaker, HareGuide
-from thg.plans.leaps import Leaps
-from thg.plans.plan import Plan, Skips
-from thg.plans.presets import Preset, preset
-from thg.plans.prior import PRIOR
+from thg.plans.leaps import Estimate, Leaps
+from thg.plans.plan import Plan, Preset, Skips, preset
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import PRIOR, Shape, grid, network_plan, predictable, shaped, within
 
 DEFAULT_NFE = 0.5
 

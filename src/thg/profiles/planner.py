@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.ode.outputs import Node, Prediction, express
+from thg.ode.curves import Node, Prediction, express
 from thg.ode.solvers import lagrange_weights
-from thg.plans.fidelity import DEFAULT_ERROR, check_error, evaluations_within, leap_weights, predictable
-from thg.plans.fidelity import grid as default_grid
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
     affordable,
@@ -30,8 +28,9 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
-from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, check_error, evaluations_within, leap_weights, predictable
+from thg.plans.tolerance import grid as default_grid
 from thg.profiles.optimal import leap_costs, optimal_grids
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from thg.errors import ProfileError
 from thg.files import write_atomically
-from thg.ode.outputs import Prediction
-from thg.plans.fidelity import DEFAULT_ERROR
+from thg.ode.curves import Prediction
 from thg.plans.plan import Plan, Skips
-from thg.plans.prior import PRIOR
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR
 from thg.profiles.planner import Method, ProfilePlanner, output_weights
 
 FORMAT = "thg-profile-2"

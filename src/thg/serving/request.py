@@ -19,11 +19,11 @@ from torch import Tensor
 import thg
 from thg.errors import PlanError
 from thg.pipelines.describe import describe, obstacle_in
-from thg.plans.fidelity import predictable
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.run import RunInfo, Term
+from thg.plans.tolerance import predictable
 
 VARIABLE = "THG_SERVING"
 KEY = "thg"  # of a request's extra parameters

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from thg.errors import THGError
 from thg.media import Array, Output, png_bytes, wav_bytes
-from thg.ode.diffusers_schedule import read_schedule
 from thg.ode.schedule import Schedule
+from thg.ode.schedulers import read_schedule
 from thg.plots.pictures import spectrogram
 
 PREVIEW_SHARE = 0.25  # previews may take this share of the time

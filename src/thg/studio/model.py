@@ -21,9 +21,8 @@ from thg.pipelines.api import usual_guidance
 from thg.pipelines.describe import describe, known_run
 from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import DENOISERS
-from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.run import RunInfo
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import DEFAULT_ERROR, Tuned
 from thg.profiles.planner import require_same_network
 from thg.profiles.profile import Profile, shipped_profile
 from thg.studio.specs import DefaultSpec, RunRequest, RunSettings

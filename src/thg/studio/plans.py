@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError
-from thg.plans.fidelity import within
-from thg.plans.plan import Plan
+from thg.plans.plan import PRESETS, Plan, preset
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
-from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
-from thg.plans.tuned import Tuned
+from thg.plans.tolerance import Tuned, within
 from thg.profiles.planner import far_from
 from thg.profiles.profile import Moments, Profile
 from thg.studio.specs import CustomSpec, DefaultSpec, PaperSpec, PlanSpec, ProfileSpec, TunedSpec

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 
-from thg.plans.fidelity import DEFAULT_ERROR
 from thg.plans.plan import Skips
+from thg.plans.tolerance import DEFAULT_ERROR
 
 MAX_PROMPT = 1000
 MAX_STEPS = 150

@@ -4,7 +4,9 @@
 The quantity is the output that reaches the sampler (the whole network leaps), or the guidance term alone (the paper's
 plans). It is evaluated at some steps, predicted at the others by a line through the last two evaluations, and when a
 new evaluation shows what the predictions missed, the following outputs are corrected so that the sampler reaches the
-state that it would have reached without the miss.
+state that it would have reached without the miss. What was missed is also the source of the error estimate, as in an
+embedded Runge-Kutta pair: the corrector removes most of it and the network damps the rest, so the final error is a
+fraction of the root of the sum of squares, which `Prior` has.
 
 Nothing here depends on branches, guidance formulas, pipelines or schedulers. A network may return several tensors
 (video and sound), so an output is a tuple of tensors.
@@ -14,19 +16,186 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..plans.estimate import Estimate
-from ..plans.hare import History, interpolation_weights, prediction_weights
 from ..plans.plan import Plan
 from ..plans.run import RunInfo, Term
+from ..plans.tolerance import PRIOR
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+
+EVALUATIONS_KEPT = 2  # evaluations that a prediction of the highest order needs
+SAME_POSITION = 0.01  # in steps; closer evaluations count as one: a line through them would magnify their difference
+
+
+def prediction_weights(
+    positions: Sequence[float], position: float, order: int, damping: float = 1.0
+) -> tuple[float, ...]:
+    """Weights on the last evaluations (oldest first) that predict the term at `position`.
+
+    Order 1 holds the last term: the hare of the paper under a first-order solver. Order 2 extrapolates linearly from
+    the last two; with one evaluation it holds as well. damping: the share of that line's slope that is used.
+    """
+    if order == 1 or len(positions) < 2:
+        return (1.0,)
+    before, last = positions[-2], positions[-1]
+    slope = damping * (position - last) / (last - before)
+    return (-slope, 1.0 + slope)
+
+
+def interpolation_weights(positions: Sequence[float], position: float) -> tuple[float, ...]:
+    """Weights of the polynomial through the terms at `positions`, at `position` (Lagrange's form)."""
+    return tuple(
+        math.prod((position - other) / (own - other) for other in positions if other != own) for own in positions
+    )
+
+
+def predicted(
+    positions: Sequence[float], terms: Sequence[Tensor], position: float, order: int, damping: float = 1.0
+) -> Tensor:
+    """The term at `position` from the evaluations at `positions` (oldest first).
+
+    Allocates only its result; a held term is returned without a copy.
+    """
+    w = prediction_weights(positions, position, order, damping)
+    if len(w) == 1:
+        return terms[-1]
+    # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
+    return terms[-1].lerp(terms[-2], w[0])
+
+
+class History:
+    """The last evaluations of a term (a tuple of tensors), as many as a prediction needs.
+
+    Of several evaluations at one position (Heun calls the network twice at one time) the latest counts.
+    """
+
+    def __init__(self) -> None:
+        self._positions: deque[float] = deque(maxlen=EVALUATIONS_KEPT)
+        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=EVALUATIONS_KEPT)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    @property
+    def positions(self) -> tuple[float, ...]:
+        """Oldest first."""
+        return tuple(self._positions)
+
+    @property
+    def terms(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Oldest first."""
+        return tuple(self._terms)
+
+    def ends_at(self, position: float) -> bool:
+        """Is the last evaluation at this position?"""
+        return bool(self._positions) and abs(self._positions[-1] - position) < SAME_POSITION
+
+    def add(self, position: float, term: tuple[Tensor, ...]) -> None:
+        if self.ends_at(position):
+            self._positions.pop()
+            self._terms.pop()
+        self._positions.append(position)
+        self._terms.append(term)
+
+    def clear(self) -> None:
+        self._positions.clear()
+        self._terms.clear()
+
+    def predict(self, position: float, order: int, damping: float = 1.0) -> tuple[Tensor, ...]:
+        """The term at another position."""
+        parts = zip(*self._terms, strict=True)
+        return tuple(predicted(self.positions, values, position, order, damping) for values in parts)
+
+
+@dataclass
+class Estimate:
+    """The accumulated error of the leaps of a run. Everything stays on the device.
+
+    share: the fraction of the error that remains at the end of the run, times w - 1.
+    """
+
+    share: float
+    errors: list[Tensor] = field(default_factory=list)  # the norm per row, of each leap
+    ends: list[int] = field(default_factory=list)  # the steps at which the leaps end
+    shape: tuple[int, ...] = ()  # of a term
+
+    @classmethod
+    def of(cls, plan: Plan, run: RunInfo, factor: float = 1.0) -> Estimate | None:
+        """The estimate of a run under this plan. factor: of this network's true errors over the prior's.
+
+        None if it cannot be made: the guidance term leaps with an unknown guidance scale, or under a plan that changes
+        the guidance itself (boost, cutoff).
+        """
+        if plan.skips == "network":
+            remaining = PRIOR.remaining
+        elif run.guidance_scale is None or plan.boost != 1.0 or plan.end_of_guidance < plan.steps:
+            return None
+        else:
+            remaining, factor = PRIOR.remaining_of_term, factor * abs(run.guidance_scale - 1)
+        if run.response is None:
+            remaining = PRIOR.remaining_unknown
+        elif not plan.corrector:
+            remaining = PRIOR.remaining_uncorrected
+        return cls(remaining * factor)
+
+    def add(self, missed: tuple[Tensor, ...], end: int) -> None:
+        """Adds the error of the state after a leap to this step, up to the factor w - 1."""
+        import torch
+
+        norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)) for part in missed]
+        if any(norm.shape != norms[0].shape for norm in norms):  # one tensor per sample, of different sizes
+            norms = [torch.linalg.vector_norm(norm).reshape(1) for norm in norms]
+        self.errors += norms
+        self.ends += [end] * len(norms)
+        self.shape = tuple(missed[0].shape)
+
+    def relative_to(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
+        """The difference from plain CFG's final state relative to its norm, per row; None if there was no leap.
+
+        sample: the last input of the network, which is almost the final state. It may stack several branches, and have
+        further channels after those of the state.
+        """
+        if not self.errors:
+            return None
+        import torch
+
+        squares = torch.stack(self.errors).square().sum(0)
+        parts = [sample] if isinstance(sample, torch.Tensor) else list(sample)
+        state = torch.cat([self._state(part).float().flatten(1).square().sum(1) for part in parts])
+        if len(state) % len(squares):  # rows that are not samples: take all of them together
+            return self.share * (squares.sum() / state.sum()).sqrt().reshape(1)
+        return self.share * (squares / state.reshape(-1, len(squares))[-1]).sqrt()
+
+    def shares(self) -> Tensor | None:
+        """The share of each leap in the square of the estimate, over all rows; None if there was no leap."""
+        if not self.errors:
+            return None
+        import torch
+
+        squares = torch.stack([errors.square().sum() for errors in self.errors])
+        return squares / squares.sum().clamp_min(torch.finfo(squares.dtype).tiny)
+
+    def _state(self, part: Tensor) -> Tensor:
+        own = self.shape
+        wider = part.ndim == len(own) > 2 and part.shape[1] > own[1] and tuple(part.shape[2:]) == own[2:]
+        return part[:, : own[1]] if wider else part
+
+
+def _precision(part: Tensor) -> torch.dtype:
+    """Half precision overflows when squared."""
+    import torch
+
+    return torch.promote_types(part.dtype, torch.float32)
+
 
 HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
 

@@ -1,12 +1,128 @@
 # A copy of src/thg/plans/run.py, made by comfyui/make_core.py: change it there.
-"""The description of a run, for planners and for whoever follows their plans."""
+"""The description of a run, for planners and for whoever follows their plans; and the response of its solver.
+
+A leap used predicted outputs; a new evaluation shows what was missing at each of its steps, `amount_k * direction`.
+With these amounts, a linear solver would have added `sum_k R[n, k] amount_k * direction` to the state after call n. The
+same states are reached by adding multiples c_j, c_(j+1), ... of the direction to the outputs of the following calls,
+one after the other: `R[n, n] c_n = missing_n - sum_(m<n) R[n, m] c_m`. If the guidance term leaps, the factor w - 1 is
+on both sides and cancels. A one-step solver needs c_j alone, sum_k W_k amount_k / W_j; a solver with memory a few more,
+because an output acts on several of its states.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..plans.response import Response
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LARGE = 100.0  # far larger than any network output
+LINEAR = 1e-3  # deviation from its response up to which a solver counts as linear
+FORGOTTEN = 0.01  # share of an output's effect at the end of a run, below which nothing can be inferred
+REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
+ADDS_NOISE = "adds noise"  # why a solver has no response
+CLIPS = "is not linear with this configuration (it clips or thresholds)"
+NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """matrix[n, k] = R[n, k]: the response of the state after call n to the output of call k.
+
+    scales: factor on the state in the network's input at each call (1 unless the scheduler scales the input).
+    """
+
+    matrix: Array
+    scales: Array | None = None
+
+    @classmethod
+    def one_step(cls, weights: Sequence[float]) -> Response:
+        """That of a one-step solver that adds weights[k] times the output of call k to the state."""
+        return cls(np.tril(np.broadcast_to(np.asarray(weights, dtype=np.float64), (len(weights),) * 2)))
+
+    @classmethod
+    def measured(cls, states: Array, scales: Array | None = None) -> Response | str:
+        """From the states after each call (rows) of a solver started at zero with outputs `probe`; or the reason why
+        not."""
+        matrix, large, zero = states[:, :-2], states[:, -2], states[:, -1]
+        if zero.any():
+            return ADDS_NOISE
+        expected = matrix @ probe(len(matrix))[:, -2]
+        if not np.allclose(large, expected, rtol=LINEAR, atol=LINEAR * np.abs(expected).max(initial=0.0)):
+            return CLIPS
+        return cls(matrix, scales)
+
+    @property
+    def final(self) -> tuple[float, ...]:
+        """W_k: the response of the final state to the output of each call."""
+        return tuple(self.matrix[-1].tolist())
+
+    def part(self, start: int, end: int) -> Response:
+        """The response restricted to the calls from `start` to `end`."""
+        scales = None if self.scales is None else self.scales[start:end]
+        return Response(self.matrix[start:end, start:end], scales)
+
+    def input_error(self, first: int, amounts: Array) -> Array:
+        """The error in the network's next input after these amounts were missing at the calls from `first` on.
+
+        amounts: a row for each call, a column for each missing direction.
+        """
+        j = first + len(amounts)
+        scale = 1.0 if self.scales is None else self.scales[j]
+        return np.asarray(scale * (self._settled(j - 1, first) @ amounts))
+
+    def _settled(self, n: int, first: int) -> Array:
+        """The response of the state after call n to the outputs from `first` on, once a solver with memory has used
+        each of them for the last time.
+
+        A multistep solver takes back a part of an output's effect in its next steps. What remains at the end of the run
+        is scaled to this state by the response to the first output, which has settled. A solver that forgets its state
+        (for a network that predicts the data) has no such scale.
+        """
+        now, final = float(self.matrix[n, 0]), float(self.matrix[-1, 0])
+        if not abs(final) > FORGOTTEN * abs(now) > 0:
+            return self.matrix[n, first : n + 1]
+        return np.asarray(self.matrix[-1, first : n + 1] * (now / final))
+
+    def has_memory(self) -> bool:
+        """Does an output act on more than its own call, as in solvers of higher order?"""
+        at_once = np.diagonal(self.matrix)
+        kept = self.matrix[:, 0] / self.matrix[-1, 0] if self.matrix[-1, 0] else np.zeros(len(at_once))
+        later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
+        return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
+
+    def corrections(self, first: int, amounts: Array) -> Array:
+        """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
+        j = first + len(amounts)
+        diagonal = np.diagonal(self.matrix)[j:]
+        final = self.matrix[-1, j:]
+        missing = self.matrix[j:, first:j] @ amounts
+        tolerance = NEGLIGIBLE * np.abs(missing).max(initial=0.0)
+        corrections: list[Array] = []
+        for n in range(len(missing)):
+            c = missing[n] / diagonal[n] if diagonal[n] else np.zeros_like(missing[n])
+            missing -= np.outer(self.matrix[j:, j + n], c)
+            corrections.append(c)
+            if np.abs(missing[n + 1 :]).max(initial=0.0) <= tolerance:
+                if abs(final[n]) > 0.1 * abs(diagonal[n]):  # the last one makes the final state exact
+                    corrections[-1] = c + missing[-1] / final[n]
+                break
+        return np.array(corrections)
+
+
+def probe(count: int) -> Array:
+    """Outputs that reveal a solver's response: for each call (row) a unit vector, large random values, and zero.
+
+    A solver that clips or thresholds does not respond linearly to the large values; one that adds noise has a non-zero
+    state for zero outputs.
+    """
+    large = LARGE * np.random.default_rng(0).standard_normal((count, 1))
+    return np.concatenate([np.eye(count), large, np.zeros((count, 1))], axis=1)
+
 
 if TYPE_CHECKING:
     from torch import Tensor

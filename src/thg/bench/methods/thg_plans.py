@@ -14,11 +14,10 @@ from thg.bench.methods.policy import Guided, Pilot, Policy
 from thg.bench.tables import ConfigError, FilePath, nearest
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.fidelity import DEFAULT_ERROR, within
-from thg.plans.plan import Plan
+from thg.plans.plan import PRESETS, Plan, preset
 from thg.plans.planners import Fixed, Planned, tapered, uniform
-from thg.plans.presets import PRESETS, preset
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import DEFAULT_ERROR, within
 from thg.profiles.profile import Profile
 
 PAPER = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"

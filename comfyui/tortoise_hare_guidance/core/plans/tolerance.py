@@ -1,23 +1,73 @@
+# A copy of src/thg/plans/tolerance.py, made by comfyui/make_core.py: change it there.
 """The default planner: from a tolerance for the final latents to a plan that keeps a run within it.
 
-The network is unknown here, so the number of evaluated steps and their positions follow from `Prior`. The difference
+An unknown network is assumed to be as `Prior` says; `Tuned` is what `thg.tune` has measured instead. The difference
 from the run with all evaluations depends on their number and hardly on the number of steps.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thg.errors import PlanError
-from thg.plans.plan import Plan, Skips
-from thg.plans.prior import PRIOR, Prior
-from thg.plans.run import RunInfo
+from ..errors import PlanError
+from ..files import write_atomically
+from ..plans.plan import Plan, Skips
+from ..plans.run import RunInfo
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Chosen on small networks of several kinds by `python -m benchmarks.prior` (docs/log.md has the tables).
+
+    How many steps are evaluated:
+        evaluations, power_of_steps: a run of N steps needs (E^-q + N^-q)^(-1/q) of them for 1 %, with this E and q.
+        order: the error decreases with this power of their number.
+        guidance: above guidance scale 5 the number grows with this power of w - 1.
+        without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
+    Where:
+        by_index: the share of the density of evaluations that lies over step indices; the rest lies over angles.
+        start, end: additional density of evaluations at both ends of a run, and the share of the run that it covers.
+        power: the weight of a leap is this power of the density that it covers.
+        first: steps that are always evaluated at the start.
+    How outputs are predicted:
+        slope, corrector: see `Plan`.
+    How much of the errors of leaps remains in the final state, for the estimate after a run:
+        remaining: if the network leaps, in the median of networks; from 0.03 to 0.6 on single ones.
+        remaining_of_term: if the guidance term leaps. remaining_uncorrected: without a corrector.
+        remaining_unknown: if the response of the solver is unknown. These three were fitted on the shipped models and
+            on mixtures of Gaussians; `python -m benchmarks.fidelity` measures their accuracy.
+    """
+
+    evaluations: float = 20.5
+    power_of_steps: float = 1.7
+    order: float = 3.5
+    guidance: float = 0.4
+    without_corrector: float = 1.35
+    fewest: int = 3
+    by_index: float = 0.6
+    start: tuple[float, float] = (1.0, 0.2)
+    end: tuple[float, float] = (2.0, 0.12)
+    power: float = 4.0
+    first: int = 2
+    slope: float = 0.95
+    corrector: float = 0.85
+    remaining: float = 0.12
+    remaining_of_term: float = 0.34
+    remaining_uncorrected: float = 0.9
+    remaining_unknown: float = 0.5
+
+
+PRIOR = Prior()
+
 
 Array = NDArray[np.float64]
 
@@ -205,3 +255,71 @@ def most_steps(nfe: int, run_of: Callable[[int], RunInfo]) -> int:
     calls_per_step = run.steps / USUAL_STEPS  # Heun's method makes two
     steps = math.floor((FREE_STEPS if predictable(run) else 1) * evaluated / calls_per_step)
     return min(max(steps, 2), LONGEST_RUN)
+
+
+FORMAT = "thg-tuned-1"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """As many evaluations as keep this network within a tolerance, measured by comparing runs; made by `thg.tune`.
+
+    error: the tolerance. effort: factor on the evaluations of `thg.within`. factor: of this network's true errors over
+    the estimates of its runs. reached: the error that 95 % of other samples are expected to stay within, with this
+    effort; above `error` if the tolerance cannot be kept. samples, steps, guidance_scale: of the runs that were
+    compared. network, scheduler, precision: what they ran on. nfe, plain_nfe: evaluations per sample of such a run, and
+    of a plain one.
+    """
+
+    error: float
+    effort: float
+    factor: float
+    reached: float
+    samples: int
+    steps: int
+    guidance_scale: float | None = None
+    network: str = ""
+    scheduler: str = ""
+    precision: str = ""
+    nfe: int = 0
+    plain_nfe: int = 0
+    skips: ClassVar[Skips] = "network"
+
+    def plan(self, run: RunInfo) -> Plan:
+        return network_plan(run, evaluations_within(self.error, run, self.effort))
+
+    @property
+    def kept(self) -> bool:
+        """Is the tolerance kept?"""
+        return self.reached <= self.error
+
+    def __str__(self) -> str:
+        kept = f"95 % within {self.error:.1%}" if self.kept else f"95 % within {self.reached:.1%}, not {self.error:.1%}"
+        cost = f" at {self.nfe} of {self.plain_nfe} evaluations" if self.nfe else ""
+        return f"tuned on {self.samples} samples: {kept}{cost}"
+
+    # -- files
+
+    def save(self, path: str | Path) -> None:
+        """Writes a small JSON file."""
+        write_atomically(Path(path), (json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tuned:
+        """Reads what `save` has written."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = data.pop("format", None)
+            tuned = cls(**data)
+            valid = 0 < tuned.error < 1 and 0.1 <= tuned.effort <= 10 and tuned.factor > 0
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise PlanError(f"{path} is no file of Tuned.save ({error}); run thg.tune again") from None
+        if found != FORMAT or not valid:
+            raise PlanError(f"{path} is no file of Tuned.save, or not of this version of thg; run thg.tune again")
+        return tuned
+
+
+def folder() -> Path:
+    """Where results of `thg.tune` are found again: THG_CACHE, or the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("THG_CACHE") or Path(cache) / "thg") / "tuned"
