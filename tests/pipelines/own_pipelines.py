@@ -233,6 +233,19 @@ class StepsByItself(UncondFirst):
         return noise
 
 
+class FromZero(UncondFirst):
+    """Its time rises from 0, and its network gets it as a share of the schedule."""
+
+    @torch.no_grad()
+    def __call__(self, words, strength, count, noise):
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        self.scheduler.set_timesteps(sigmas=[1 - k / count for k in range(count)])
+        for number, time in enumerate(self.scheduler.timesteps):
+            out = self.direction(noise, time / 1000, wanted, neutral, strength, number)
+            noise = self.scheduler.step(out, time, noise).prev_sample
+        return noise
+
+
 class ChangesItsFormula(UncondFirst):
     """Clips what it passes to the scheduler from the third step on."""
 

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusionPipeline
 from torch import Tensor
 
 import thg
@@ -252,6 +252,15 @@ def test_a_loop_that_skips_time_steps(known, noise):
     with thg.enabled(pipe, LEAP, layout=UNCOND_FIRST):
         assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
         assert "skips time steps of its scheduler" in thg.summary(pipe).note
+
+
+def test_a_time_that_rises_from_zero(known, noise):
+    pipe = own.build(own.FromZero, known)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0, invert_sigmas=True)
+    with thg.enabled(pipe, LEAP, layout=UNCOND_FIRST):
+        pipe(WORDS, W, STEPS, noise)
+        assert thg.summary(pipe).note == ""
+        assert thg.summary(pipe).nfe == STEPS + STEPS // 2
 
 
 def test_a_loop_that_begins_late(known, noise):

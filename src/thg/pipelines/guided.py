@@ -172,7 +172,7 @@ class GuidedRun(PipelineRun):
         found, index = _on_host(now), own.index + 1
         times = own.info.times or ()
         if index == 0:
-            own.timed = found is not None and found == times[0]
+            own.timed = found is not None and found == times[0] != 0  # 0 is 0 in all units
         elif own.timed and index < len(times) and found != times[index]:
             raise UnsupportedPipelineError(
                 "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
