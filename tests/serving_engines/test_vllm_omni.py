@@ -8,6 +8,8 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from tests.serving_engines.server import IMAGES, decibels, metric, served
 from thg.serving.request import ServerSetting, planned
@@ -132,3 +134,59 @@ def test_what_is_not_understood_runs_as_it_is_with_one_line_in_the_log(settings,
     assert line.startswith("thg: CFGParallelMixin runs as it is: ")
     assert reason in line
     assert not vars(pipeline)
+
+
+@pytest.fixture(scope="module")
+def three_branches():
+    """A pipeline whose loop calls the engine's own method for more than two branches."""
+    from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+    from vllm_omni.diffusion.distributed.cfg_parallel import CFGParallelMixin
+
+    from thg.serving import vllm_omni
+
+    class ThreeBranches(CFGParallelMixin):
+        scheduler = FlowMatchEulerDiscreteScheduler()
+
+        def predict_noise(self, hidden_states, shift):
+            return torch.sin(hidden_states) + shift
+
+        def forward(self, batch):
+            self.scheduler.set_timesteps(20)
+            latents = torch.ones(1, 4)
+            for t in self.scheduler.timesteps:
+                branches = [{"hidden_states": latents, "shift": shift} for shift in (0.0, 0.1, 0.2)]
+                noise = self.predict_noise_with_multi_branch_cfg(True, 4.0, branches)
+                latents = self.scheduler.step(noise, t, latents, return_dict=False)[0]
+            return DiffusionOutput(output=latents)
+
+    pipeline = ThreeBranches()
+    vllm_omni.follow(pipeline, OmniDiffusionConfig(), ServerSetting("1%", planned("1%")))
+    return pipeline
+
+
+def batch_of(*asked):
+    from vllm_omni.diffusion.request import OmniDiffusionRequest
+    from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
+
+    return DiffusionRequestBatch(
+        [
+            OmniDiffusionRequest("a boot", OmniDiffusionSamplingParams(extra_args={"thg": value}), f"request {i}")
+            for i, value in enumerate(asked)
+        ]
+    )
+
+
+def test_more_than_two_branches(three_branches):
+    plain, found = (three_branches.forward(batch_of(value)) for value in ("off", 0.5))
+    numbers = found.stage_durations
+    assert (numbers["thg.evaluations"], numbers["thg.plain_evaluations"]) == (30, 60)
+    assert not plain.stage_durations
+    torch.testing.assert_close(found.output, plain.output, rtol=0.01, atol=0)
+    assert not torch.equal(found.output, plain.output)
+
+
+def test_requests_that_share_a_batch_and_ask_for_different_things_run_as_they_are(three_branches):
+    plain, found = (three_branches.forward(batch_of(*asked)) for asked in (("off", "off"), ("1%", 0.5)))
+    assert torch.equal(found.output, plain.output)
+    assert not found.stage_durations
