@@ -2,9 +2,9 @@
 
 import torch
 from sampling import EMOJI, ksampler, with_thg
-from thg.models.emoji_judge import EmojiJudge
 
 from thg.models.emoji_prompts import EMOJI_PROMPTS
+from thg.models.judge import EmojiJudge
 
 
 @torch.no_grad()

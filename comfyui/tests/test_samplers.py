@@ -95,7 +95,7 @@ def test_each_scheduler(name, sampler, scheduler, request):
     result = compared(shipped, shipped.model, sampler=sampler, scheduler=scheduler, steps=CALLS)
     print(f"\n{name} {scheduler} {result}")
     assert result.share < 0.75
-    assert result.psnr > (35 if scheduler == "kl_optimal" else ALIKE)
+    assert result.psnr > ALIKE
 
 
 @pytest.mark.parametrize("order", [5, 8])
