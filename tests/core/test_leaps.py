@@ -14,7 +14,7 @@ import thg
 from thg.ode import ddim, dpm_multistep
 from thg.ode.integrate import Sampled, run_of
 from thg.ode.mixture import GaussianMixture
-from thg.plans.leaps import Leaps
+from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.run import Response, RunInfo
 
 STEPS = 12
@@ -76,6 +76,18 @@ def test_what_needs_no_correction_is_passed_on_as_it_is():
     for step in range(3):
         output = (torch.randn(2),)
         assert leaps.observe(step, output) is output
+
+
+def test_a_jump_at_the_beginning_is_no_miss():
+    """With almost no signal outputs may jump, to little effect; the same jump later makes the result doubtful."""
+    for end, doubtful in ((3, False), (18, True)):
+        leaps = Leaps(thg.Plan(20, tuple(k for k in range(20) if k != end - 1), skips="network"), RunInfo.of(20))
+        for step in range(20):
+            if leaps.evaluates(step):
+                leaps.observe(step, (torch.full((1, 4), 1.0 if step < end else -0.2),))
+            else:
+                leaps.predict(step)
+        assert is_hopeless(leaps.largest_miss()) == doubtful
 
 
 def test_the_largest_miss_is_known():

@@ -197,6 +197,7 @@ def _precision(part: Tensor) -> torch.dtype:
 
 
 HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
+BEGINNING = 0.25  # share of a run in which it is not: with almost no signal outputs may jump, to little effect
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +264,7 @@ class Leaps:
         return None if self._estimate is None or shares is None else (self._estimate.ends, shares)
 
     def largest_miss(self) -> Tensor | None:
-        """By how much the worst prediction has missed, relative to the output; on the device. None without a leap.
+        """By how much the worst prediction after the beginning has missed, relative to the output; on the device.
 
         It is for the report after a run. To act on it within the run, the host would have to wait for the device, or
         the result would depend on which of them is faster.
@@ -281,7 +282,7 @@ class Leaps:
             self._estimate.add(_combined(terms, error), step)
         if gains:
             self._corrections.append(Correction(terms, step, gains))
-        if self.plan.skips == "network":
+        if self.plan.skips == "network" and step >= BEGINNING * self.plan.steps:
             at_once = _missed(self.plan, self._run, self._history.positions[-order:], step, step)
             missed = zip(_combined(terms, at_once), output, strict=True)
             self._misses += [part.float().norm() / whole.float().norm() for part, whole in missed]
