@@ -39,7 +39,7 @@ def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
         (changed / path.relative_to(SOURCE)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, changed / path.relative_to(SOURCE))
     assert thg_code(package=changed) == thg_code()
-    planner = changed / "plans" / "prior.py"
+    planner = changed / "plans" / "tolerance.py"
     planner.write_text(planner.read_text().replace("0.85", "0.86"))
     thg_code.cache_clear()
     before = addresses(config_in(home, methods=[*METHODS, WITHIN]))
