@@ -3,6 +3,7 @@
     python -m benchmarks.prior default --networks kept-out --out FOLDER    # in the root of the repository
     python -m benchmarks.prior compare --steps 28 50                       # the prior, and neighbours of its numbers
     python -m benchmarks.prior law --steps 50 100                          # error against the number of evaluations
+    python -m benchmarks.prior leaps --steps 20 28 50                      # what a single leap costs
 
 A cell is a network of `benchmarks.zoo`, a scheduler of diffusers, a number of steps and a guidance scale. Its quality
 is the relative difference of the final states from those of the plain run, in dB (40 dB is 1 %): the mean and the worst
@@ -36,6 +37,7 @@ from thg.plans.tolerance import PRIOR, network_plan, within
 
 Array = NDArray[np.float64]
 SAMPLES = 48
+ENOUGH = 55.0  # dB
 
 
 def schedulers(kind: zoo.Member) -> dict[str, Callable[[], Any]]:
@@ -86,7 +88,8 @@ class Cell:
 @functools.cache
 def described(cell: Cell) -> RunInfo:
     scheduler = cell.made()
-    return replace(describe(scheduler, scheduler.timesteps), guidance_scale=cell.guidance)
+    run = describe(scheduler, scheduler.timesteps, data_as_velocity=True)
+    return replace(run, guidance_scale=cell.guidance)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Bench:
         both = torch.cat([labels, torch.full_like(labels, zoo.NOBODY)])
         for step, time in enumerate(scheduler.timesteps):
             if leaps is not None and not leaps.evaluates(step):
-                output = leaps.predict(step)[0]
+                output = described(cell).landed(step, leaps.predict(step)[0], x)
             else:
                 given = scheduler.scale_model_input(x, time) if hasattr(scheduler, "scale_model_input") else x
                 if cell.guidance == 1:
@@ -117,7 +120,9 @@ class Bench:
                 else:
                     e_c, e_u = network(torch.cat([given, given]), time.expand(2 * len(x)), both).chunk(2)
                     output = e_u + cell.guidance * (e_c - e_u)
-                output = output if leaps is None else leaps.observe(step, (output,))[0]
+                if leaps is not None:
+                    leapt = leaps.observe(step, (described(cell).leaping(step, output, x),))[0]
+                    output = described(cell).landed(step, leapt, x)
             x = scheduler.step(output, time, x, return_dict=False)[0]
         return x
 
@@ -147,9 +152,9 @@ class Measured:
 
     @property
     def quality(self) -> Array:
-        """Mean and worst 5 % in dB."""
+        """Mean and worst 5 % in dB, and the mean of what is at most `ENOUGH`, by which the prior was chosen."""
         decibels = -20 * np.log10(np.clip(self.errors, 1e-6, None))
-        return np.array([decibels.mean(), np.quantile(decibels, 0.05)])
+        return np.array([decibels.mean(), np.quantile(decibels, 0.05), np.minimum(decibels, ENOUGH).mean()])
 
 
 def _array(values: Tensor) -> Array:
@@ -192,7 +197,7 @@ def compared(bench: Bench, chosen: Sequence[Cell]) -> None:
     variants = {"the prior": PRIOR}
     for name, values in VARIANTS.items():
         variants |= {f"{name} = {value}": replace(PRIOR, **{name: value}) for value in values}
-    print("| | mean / worst 5 % in dB | difference | least of the cells |\n|---|---|---|---|")
+    print(f"| | mean / worst 5 % / mean up to {ENOUGH:g} dB | difference | least of the cells |\n|---|---|---|---|")
     base: Array | None = None
     for name, prior in variants.items():
         rows = []
@@ -203,7 +208,8 @@ def compared(bench: Bench, chosen: Sequence[Cell]) -> None:
         quality = np.array(rows)
         base = quality if base is None else base
         columns = (quality.mean(0), (quality - base).mean(0), (quality - base).min(0))
-        print(f"| {name} | " + " | ".join(f"{mean:+.1f} / {worst:+.1f}" for mean, worst in columns) + " |", flush=True)
+        shown = " | ".join(" / ".join(f"{value:+.1f}" for value in row) for row in columns)
+        print(f"| {name} | {shown} |", flush=True)
 
 
 def law(bench: Bench, chosen: Sequence[Cell], counts: Sequence[int]) -> None:
@@ -213,7 +219,7 @@ def law(bench: Bench, chosen: Sequence[Cell], counts: Sequence[int]) -> None:
         run = described(cell)
         for count in counts:
             measured = bench.measure(cell, network_plan(run, count))
-            found.append((cell, math.log10(count), *measured.quality))
+            found.append((cell, math.log10(count), *measured.quality[:2]))
             if len(measured.missed) == len(measured.errors):
                 ratios.append(np.log2(measured.errors / measured.missed))
     for column, name in ((2, "mean"), (3, "worst 5 %")):
@@ -228,21 +234,47 @@ def law(bench: Bench, chosen: Sequence[Cell], counts: Sequence[int]) -> None:
     print(f"estimate: error = {2**centre:.3f} x what the leaps missed, within a factor of 2 for {right:.0%} of samples")
 
 
+def single_leaps(bench: Bench, chosen: Sequence[Cell]) -> None:
+    """The final error of one leap, all other steps evaluated, is C W^u angle^v step^t, with a C for each network."""
+    rows, decibels = [], []
+    for cell in chosen:
+        run, shortest = described(cell), 2 if cell.steps < 40 else 3
+        assert run.log_snr is not None
+        assert run.response is not None
+        half = -np.clip(run.log_snr, -30.0, 30.0) / 2  # log(sigma / alpha)
+        angles, response = np.arctan(np.exp(half) / PRIOR.deviation), np.abs(run.response.final)
+        for start in range(shortest, cell.steps - shortest, max(1, cell.steps // 14)):
+            end = start + shortest
+            plan = replace(network_plan(run, cell.steps), coarse=(*range(start + 1), *range(end, cell.steps)))
+            factors = (response[start + 1 : end].sum(), abs(angles[start] - angles[end]), abs(half[start] - half[end]))
+            rows.append([*np.log10(factors), *(float(cell.network == name) for name in zoo.CHOOSING)])
+            decibels.append(-bench.measure(cell, plan).quality[0] / 20)
+    for name, columns in (("W, angle, step", slice(None)), ("without W", slice(1, None))):
+        design = np.array(rows)[:, columns]
+        solution, *_ = np.linalg.lstsq(design, np.array(decibels), rcond=None)
+        rest = 20 * np.std(np.array(decibels) - design @ solution)
+        exponents = solution[: design.shape[1] - len(zoo.CHOOSING)]
+        print(f"{name}: exponents {', '.join(f'{value:.2f}' for value in exponents)}, residual {rest:.1f} dB")
+
+
 FIRST_ORDER, SECOND_ORDER = ("DDIM", "Euler"), ("DPM++ 2M",)
 VARIANTS: dict[str, tuple[Any, ...]] = {
+    "by_index": (0.5, 0.7),
+    "deviation": (0.4, 0.7, 1.0),
+    "response_power": (0.0, 0.2, 0.6),
     "slope": (0.8, 1.0),
     "corrector": (0.7, 1.0),
     "start": ((0.5, 0.2), (2.0, 0.2), (1.0, 0.3)),
-    "end": ((0.75, 0.12), (3.0, 0.12), (2.0, 0.2)),
+    "end": ((0.75, 0.12), (3.0, 0.12), (1.5, 0.2)),
     "power": (3.0,),
-    "first": (3,),
+    "first": (2, 4),
 }
 GROUPS = {"choosing": zoo.CHOOSING, "kept-out": zoo.KEPT_OUT, "shipped": tuple(zoo.SHIPPED)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("default", "compare", "law"))
+    parser.add_argument("what", choices=("default", "compare", "law", "leaps"))
     parser.add_argument("--networks", choices=tuple(GROUPS), default="choosing")
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
     parser.add_argument("--schedulers", nargs="+", default=[*FIRST_ORDER, *SECOND_ORDER])
@@ -258,6 +290,8 @@ def main() -> None:
         default_table(bench, chosen)
     elif options.what == "compare":
         compared(bench, chosen)
+    elif options.what == "leaps":
+        single_leaps(bench, [cell for cell in chosen if cell.kind.prediction != "sample"])
     else:
         law(bench, [cell for cell in chosen if cell.steps > max(options.counts)], options.counts)
 

@@ -34,6 +34,7 @@ from thg.files import write_atomically
 from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, ShippedName
 from thg.ode.mixture import GaussianMixture
 from training.data import DEBIAN_FOLDER, load_split
+from training.emoji.data import as_floats, load_emoji
 
 SIDE, NUMBERS, CLASSES = 8, 8, 10
 NOBODY = CLASSES  # the label of the unconditional branch
@@ -147,6 +148,18 @@ def pictures() -> Data:
     return F.avg_pool2d(x, 4), labels
 
 
+def larger_pictures() -> Data:
+    x, labels = load_split(DEBIAN_FOLDER, "train", 20_000)
+    return F.avg_pool2d(x, 2), labels
+
+
+def emoji() -> Data:
+    """Emoji in colour; a class is one of ten groups of Unicode's list."""
+    entries, x = load_emoji("core")
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    return F.avg_pool2d(as_floats(x), 4), torch.tensor([groups.index(entry.group) % CLASSES for entry in entries])
+
+
 def components() -> Data:
     """The first principal components of the pictures, each with a variance of 1."""
     x, labels = pictures()
@@ -256,6 +269,7 @@ class Kind:
 
 
 PIXELS, LATENTS, COLOURS = (1, SIDE, SIDE), (4, 8, 8), (3, SIDE, SIDE)
+LARGER_PIXELS, LARGER_COLOURS = (1, 2 * SIDE, 2 * SIDE), (3, 2 * SIDE, 2 * SIDE)
 
 KINDS = {
     "pixels, noise, U-Net": Kind(lambda: UNet(1), pictures, PIXELS, "epsilon", STABLE, 4.0, 600),
@@ -281,6 +295,48 @@ KINDS = {
     "stripes, noise, U-Net": Kind(lambda: UNet(3), stripes, COLOURS, "epsilon", LINEAR, 5.0, 600),
     "squares, noise, U-Net": Kind(lambda: UNet(3), squares, COLOURS, "epsilon", LINEAR, 5.0, 600),
     "squares, noise, transformer": Kind(lambda: Transformer(3, SIDE, 2), squares, COLOURS, "epsilon", COSINE, 4.0, 600),
+    # larger and trained for longer
+    "larger pixels, noise, U-Net": Kind(
+        lambda: UNet(1, 24), larger_pictures, LARGER_PIXELS, "epsilon", LINEAR, 4.0, 2500, rate=2e-3
+    ),
+    "larger pixels, data, U-Net": Kind(
+        lambda: UNet(1, 24), larger_pictures, LARGER_PIXELS, "sample", COSINE, 3.0, 2000, rate=2e-3
+    ),
+    "emoji, flow, transformer": Kind(
+        lambda: Transformer(3, 2 * SIDE, 2, width=64, depth=3), emoji, LARGER_COLOURS, "flow", {}, 4.0, 2500, rate=2e-3
+    ),
+    "emoji, v, U-Net": Kind(lambda: UNet(3, 24), emoji, LARGER_COLOURS, "v_prediction", STABLE, 6.0, 2500, rate=2e-3),
+    "larger pixels, v, transformer": Kind(
+        lambda: Transformer(1, 2 * SIDE, 2, width=64, depth=3),
+        larger_pictures,
+        LARGER_PIXELS,
+        "v_prediction",
+        STABLE,
+        5.0,
+        2500,
+        rate=2e-3,
+        kept_out=True,
+    ),
+    "emoji, noise, U-Net": Kind(
+        lambda: UNet(3, 24), emoji, LARGER_COLOURS, "epsilon", LINEAR, 5.0, 2500, rate=2e-3, kept_out=True
+    ),
+    "emoji, data, transformer": Kind(
+        lambda: Transformer(3, 2 * SIDE, 2, width=64, depth=3),
+        emoji,
+        LARGER_COLOURS,
+        "sample",
+        LINEAR,
+        3.0,
+        2500,
+        rate=2e-3,
+        kept_out=True,
+    ),
+    "larger pixels, flow, U-Net": Kind(
+        lambda: UNet(1, 24), larger_pictures, LARGER_PIXELS, "flow", {}, 4.0, 2500, rate=2e-3, kept_out=True
+    ),
+    "latents, noise, U-Net": Kind(
+        lambda: UNet(4, 24), latents, LATENTS, "epsilon", STABLE, 5.0, 3000, rate=2e-3, kept_out=True
+    ),
 }
 
 

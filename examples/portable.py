@@ -19,7 +19,7 @@ Vector = list[float]
 Step = Callable[[int, Vector, Vector], Vector]  # (index, state, output of the network) -> the next state
 
 VECTORS = Path(__file__).parents[1] / "docs" / "test_vectors.json"
-LONGEST_LEAP, NEGLIGIBLE = 8, 0.05
+LONGEST_LEAP, NEGLIGIBLE, SMALLEST_RESPONSE = 8, 0.05, 0.02
 
 
 # -- samplers: how far a step moves the state, from the noise level sigma / alpha before and after it
@@ -78,18 +78,24 @@ def response(step: Step, steps: int) -> list[Vector]:
 # -- the plan: at which steps the network runs
 
 
-def evaluations(steps: int, error: float, guidance_scale: float | None, prior: dict[str, Any]) -> int:
-    """How many steps are evaluated."""
+def evaluations(final: Vector, error: float, guidance_scale: float | None, prior: dict[str, Any]) -> int:
+    """How many steps are evaluated. final: the response of the final state to the output of each step."""
+    steps = len(final)
     q = prior["power_of_steps"]
     count: float = (0.01 / error) ** (1 / prior["order"]) * (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
     if guidance_scale is not None:
         count *= max(1.0, (guidance_scale - 1) / 4) ** prior["guidance"]
+    grown = max(1.0, sum(map(abs, final)) / prior["amplified"]) ** prior["amplification"]
+    count *= min(grown, prior["most_amplified"])
     return min(steps, max(int(prior["fewest"]), math.floor(count + 0.5)))
 
 
-def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
-    """The steps that are evaluated. angles: arctan(sigma / alpha) at the start of each step."""
-    steps, first = len(angles), min(prior["first"], count - 1)
+def grid(count: int, angles: Vector, final: Vector, guidance_scale: float | None, prior: dict[str, Any]) -> list[int]:
+    """The steps that are evaluated. angles: arctan(sigma / (deviation alpha)) at the start of each step."""
+    if guidance_scale is not None:
+        (start, over), (power, most) = prior["start"], prior["start_by_guidance"]
+        prior = {**prior, "start": (start * min(max(1.0, (guidance_scale - 1) / 4) ** power, most), over)}
+    steps, first = len(angles), min(prior["first"], max(2, count // 4), count - 1)
     if count >= steps or first < 1:
         return list(range(min(count, steps)))
     sizes = [abs(a - b) for a, b in zip(angles, [*angles[1:], 0.0], strict=True)]
@@ -102,7 +108,9 @@ def grid(count: int, angles: Vector, prior: dict[str, Any]) -> list[int]:
     density = [
         share * a / sum(by_index) + (1 - share) * b / sum(by_angle) for a, b in zip(by_index, by_angle, strict=True)
     ]
-    inner = lightest(density[first - 1 :], count - first + 1, prior)
+    mean = sum(map(abs, final)) / steps
+    weights = [max(abs(weight), SMALLEST_RESPONSE * mean) for weight in final]
+    inner = lightest(density[first - 1 :], weights[first - 1 :], count - first + 1, prior)
     return [*range(first - 1), *(first - 1 + i for i in inner)]
 
 
@@ -111,15 +119,16 @@ def tapering(x: float, prior: dict[str, Any]) -> float:
     return float(1 + start * math.exp(-((x / over) ** 2)) + end * math.exp(-(((1 - x) / under) ** 2)))
 
 
-def lightest(density: Vector, count: int, prior: dict[str, Any]) -> list[int]:
+def lightest(density: Vector, response: Vector, count: int, prior: dict[str, Any]) -> list[int]:
     """`count` steps from the first to the last whose leaps have the least total weight, by dynamic programming."""
-    steps, total = len(density), sum(density)
+    steps = len(density)
     longest = min(steps - 1, LONGEST_LEAP * steps // count)
 
     def weight(begin: int, end: int) -> float:
         if end - begin == 1:
             return 0.0  # nothing is predicted
-        return float((sum(density[begin:end]) / total) ** prior["power"])
+        skipped = sum(response[begin + 1 : end]) ** prior["response_power"]
+        return float(sum(density[begin:end]) ** prior["power"] * skipped)
 
     best: list[tuple[float, list[int]]] = [(0.0, [0])] + [(math.inf, [])] * (steps - 1)
     for _ in range(count - 1):
@@ -207,8 +216,10 @@ def main(vectors: dict[str, Any]) -> None:
         steps = case["steps"]
         matrix = response(SAMPLERS[case["sampler"]](case["levels"]), steps)
         flow = case["sampler"] == "flow_euler"
-        angles = [math.atan2(level, 1 - level if flow else 1) for level in case["levels"][:steps]]
-        evaluated = grid(evaluations(steps, vectors["error"], case["guidance_scale"], prior), angles, prior)
+        deviation, final = prior["deviation"], matrix[-1]
+        angles = [math.atan2(level, deviation * (1 - level if flow else 1)) for level in case["levels"][:steps]]
+        count = evaluations(final, vectors["error"], case["guidance_scale"], prior)
+        evaluated = grid(count, angles, final, case["guidance_scale"], prior)
         assert evaluated == case["evaluated"], case["name"]
         found, expected = table(evaluated, matrix, prior), [dict(row) for row in case["weights"]]
         off = max(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -33,12 +33,10 @@ def counted_rows(pipe: Any) -> Iterator[Rows]:
         sample = args[0] if args else kwargs.get("hidden_states", kwargs.get("sample"))
         rows.count += len(sample) if sample is not None else 0
 
-    handles = [network.register_forward_pre_hook(count, with_kwargs=True) for network in denoisers(pipe)]
-    try:
+    with ExitStack() as hooks:
+        for network in denoisers(pipe):
+            hooks.enter_context(network.register_forward_pre_hook(count, with_kwargs=True))
         yield rows
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -54,18 +52,12 @@ def counted_work(pipe: Any) -> Iterator[Rows]:
         assert isinstance(weight, torch.Tensor)
         work.count += output.numel() * math.prod(weight.shape[1:])
 
-    layers = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-    handles = [
-        layer.register_forward_hook(count)
-        for network in denoisers(pipe)
-        for layer in network.modules()
-        if isinstance(layer, layers)
-    ]
-    try:
+    kinds = torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d
+    with ExitStack() as hooks:
+        for layer in (layer for network in denoisers(pipe) for layer in network.modules()):
+            if isinstance(layer, kinds):
+                hooks.enter_context(layer.register_forward_hook(count))
         yield work
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def denoisers(pipe: Any) -> list[torch.nn.Module]:
@@ -73,11 +65,8 @@ def denoisers(pipe: Any) -> list[torch.nn.Module]:
     layout = layout_of(pipe)
     if isinstance(layout, Delegates):
         return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
-    if isinstance(layout, Batched | Sequential):
-        parts = [getattr(pipe, name, None) for name in layout.networks]
-    else:
-        parts = [getattr(pipe, name, None) for name in DENOISERS]
-    networks = [part for part in parts if isinstance(part, torch.nn.Module)]
+    names = layout.networks if isinstance(layout, Batched | Sequential) else DENOISERS
+    networks = [part for name in names if isinstance(part := getattr(pipe, name, None), torch.nn.Module)]
     if not networks:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
     return networks

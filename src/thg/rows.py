@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from thg.errors import ProfileError, THGError
 from thg.files import write_atomically
+from thg.processes import Process, batches
 
 Rows = dict[str, NDArray[Any]]
 
@@ -93,6 +94,22 @@ class RowFolder:
 
     def __getitem__(self, kind: str) -> RowFiles:
         return self._kinds.setdefault(kind, RowFiles(self._folder, f"{kind}-", ProfileError))
+
+    def missing(self, kinds: Sequence[str], samples: int, batch_size: int) -> list[tuple[str, list[int]]]:
+        """The batches that are not measured yet: the share of this process, then those of the others.
+
+        Batches are assigned by their index, whether done or not, so that processes that start at different times agree.
+        A process that has finished its share works on those of the others, from their ends, instead of waiting: each
+        process ends with all rows, also if another one was killed.
+        """
+        process = Process.current()
+        every = [(kind, batch) for kind in kinds for batch in batches(samples, batch_size)]
+        done = {kind: self[kind].done() for kind in kinds}
+        shares = [every[rank :: process.count] for rank in range(process.count)]
+        others = [share for rank, share in enumerate(shares) if rank != process.rank]
+        ordered = [*shares[process.rank], *(unit for share in others for unit in reversed(share))]
+        left = ((kind, [i for i in batch if i not in done[kind]]) for kind, batch in ordered)
+        return [(kind, samples) for kind, samples in left if samples]
 
 
 def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:

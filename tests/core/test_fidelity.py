@@ -9,7 +9,7 @@ import pytest
 import thg
 from thg.plans.planners import guide_maker
 from thg.plans.run import Response, RunInfo
-from thg.plans.tolerance import PRIOR, _cheapest_grid, evaluations_within, grid, most_steps
+from thg.plans.tolerance import evaluations_within, grid, leap_weights, most_steps
 
 
 def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> RunInfo:
@@ -63,35 +63,62 @@ def test_too_small_a_budget_is_refused():
         most_steps(3, flow_run)
 
 
-def weight(density: np.ndarray, grid: tuple[int, ...]) -> float:
-    """What `_cheapest_grid` makes small, written out."""
-    passed = np.append(0.0, np.cumsum(density))
-    leaps = [(passed[b] - passed[a]) ** PRIOR.power if b - a > 1 else 0.0 for a, b in pairwise(grid)]
-    return float(np.sum(leaps))
+def random_run(steps: int, seed: int = 0) -> RunInfo:
+    """A run with uneven noise levels and responses."""
+    rng = np.random.default_rng(seed)
+    log_snr = tuple(np.sort(rng.uniform(-8, 6, steps)).tolist())
+    return replace(RunInfo.of(steps), response=Response.one_step(rng.uniform(0.2, 3, steps)), log_snr=log_snr)
+
+
+def total(weights: np.ndarray, steps: tuple[int, ...]) -> float:
+    return float(sum(weights[leap] for leap in pairwise(steps)))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_other_grid_weighs_less(seed):
-    rng = np.random.default_rng(seed)
-    density = rng.uniform(0.2, 3, 10)
-    for count in range(2, 11):
-        grids = [(0, *inner, 9) for inner in combinations(range(1, 9), count - 2)]
-        found = _cheapest_grid(density, count, PRIOR)
+    run = random_run(10, seed)
+    weights = leap_weights(run)
+    for count in range(3, 11):
+        grids = [(0, 1, *inner, 9) for inner in combinations(range(2, 9), count - 3)]
+        found = grid(run, count)
         assert found in grids
-        assert weight(density, found) <= min(weight(density, grid) for grid in grids) * (1 + 1e-9)
+        assert total(weights, found) <= min(total(weights, other) for other in grids) * (1 + 1e-9)
 
 
-def test_leaps_are_short_where_the_density_is_high():
-    leaps = [b - a for a, b in pairwise(_cheapest_grid(np.linspace(3, 1, 60), 12, PRIOR))]
-    assert leaps[0] < leaps[-2]
+def test_leaps_are_short_where_outputs_have_a_large_response():
+    sigmas = np.linspace(1, 0, 61)
+    even = flow_run(60)
+    falling = replace(even, response=Response.one_step((np.diff(sigmas) * np.linspace(30, 0.1, 60)).tolist()))
+    early = [sum(step < 30 for step in grid(run, 16)) for run in (even, falling)]
+    assert early[1] > early[0]
 
 
 @pytest.mark.parametrize("steps", [20, 28, 50])
 def test_a_larger_budget_never_weighs_more(steps):
-    density = np.random.default_rng(steps).uniform(0.5, 2, steps)
-    weights = [weight(density, _cheapest_grid(density, count, PRIOR)) for count in range(2, steps + 1)]
+    run = random_run(steps)
+    weights = [total(leap_weights(run), grid(run, count)) for count in range(12, steps + 1)]
     assert weights == sorted(weights, reverse=True)
     assert weights[-1] == 0.0
+
+
+def test_strong_guidance_moves_evaluations_to_the_start():
+    early = [sum(step < 10 for step in grid(flow_run(50, w=w), 22)) for w in (None, 5.0, 7.5, 1000.0)]
+    assert early[0] == early[1] < early[2] == early[3]
+
+
+def test_a_solver_that_amplifies_outputs_gets_more_evaluations():
+    """A network that predicts noise, on a schedule that begins with almost none of the signal."""
+    usual = flow_run(50)
+    amplifying = replace(usual, response=Response.one_step([3.0] * 50))
+    assert usual.response.total == pytest.approx(1.0)
+    assert evaluations_within(0.01, amplifying) > evaluations_within(0.01, usual)
+
+
+def test_outputs_that_the_final_state_forgets_still_have_a_grid():
+    """A network that predicts the data: the last output is the result."""
+    forgetful = replace(flow_run(50), response=Response.one_step([0.0] * 49 + [1.0]))
+    steps = grid(forgetful, 18)
+    assert max(b - a for a, b in pairwise(steps)) <= 6
 
 
 def test_uneven_steps_move_the_grid():
@@ -115,11 +142,12 @@ def test_the_noise_levels_of_edm_do_not_leave_the_end_unevaluated():
 
 
 @pytest.mark.parametrize("count", [3, 5, 14, 27, 28])
-def test_the_first_two_steps_and_the_last_are_evaluated(count):
+def test_the_first_three_steps_and_the_last_are_evaluated(count):
     for run in (RunInfo.of(28), flow_run(28), flow_run(28, last=0.001)):
         steps = grid(run, count)
         assert len(steps) == count
         assert steps[:2] == (0, 1)
+        assert (steps[2] == 2) == (count >= 12)
         assert steps[-1] == 27
 
 

@@ -13,6 +13,7 @@ from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
 from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
 from thg.plans.run import RunInfo
+from thg.plans.tolerance import PRIOR
 
 ALL_GRIDS = [
     *((grid, 50) for grid in paper.SD15_BY_RHO.values()),
@@ -228,7 +229,7 @@ def test_a_shape_moves_evaluations_and_keeps_the_budget(planner):
     assert len({plan.nfe for plan in plans}) == 1
     means = [np.mean(plan.coarse) for plan in plans]
     assert means[0] > means[1] + 1 > means[2] + 2
-    assert tapered(0.7, shape=(1, 2)).plan(RunInfo.of(40)) == tapered(0.7).plan(RunInfo.of(40))
+    assert tapered(0.7, shape=(PRIOR.start[0], PRIOR.end[0])).plan(RunInfo.of(40)) == tapered(0.7).plan(RunInfo.of(40))
 
 
 @pytest.mark.parametrize("shape", [1.0, (1,), (-1, 0), (0, 1e9), "ab", (None, 1)])

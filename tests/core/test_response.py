@@ -39,9 +39,10 @@ def state_corrected(plan, grid, solver):
 def _rewritten(track, plan, grid, solver, positions, terms):
     *before, fresh = positions
     second = before[-1] + 1
-    response = Track(0.0, grid.nodes[:second], (0.0,) * min(second, solver.memory - 1))
+    zero = torch.zeros((), dtype=torch.float64)
+    response = Track(zero, grid.nodes[:second], (zero,) * min(second, solver.memory - 1))
     for k in range(second, fresh):
-        amount = plan.corrector * (GUIDANCE - 1) * math.prod(k - position for position in before)
+        amount = plan.corrector * (GUIDANCE - 1) * math.prod(k - position for position in before) + zero
         response = step(response, solver, grid.nodes[k], amount, grid.landings[k], grid.normal)
     weights = [1 / math.prod(own - other for other in positions if other != own) for own in positions]
     divided = sum(weight * term for weight, term in zip(weights, terms, strict=True))

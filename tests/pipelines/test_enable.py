@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import diffusers
 import pytest
@@ -84,6 +86,33 @@ def test_summary_says_what_happened():
     report = thg.summary(case.pipe)
     assert (report.nfe, report.cfg_nfe, report.plan) == (6, 6, None)
     assert "guidance was off" in str(report)
+
+
+def test_the_summary_of_a_block_outlives_it():
+    case = sd15()
+    with thg.enabled(case.pipe, LEAP):
+        case.run()
+    assert thg.summary(case.pipe).nfe == 9
+    case.run()  # plain again, and no run of thg's
+    assert thg.summary(case.pipe).nfe == 9
+    thg.enable(case.pipe, LEAP)
+    assert "no run yet" in str(thg.summary(case.pipe))
+    with thg.enabled(case.pipe):
+        case.run()
+    assert "no run yet" in str(thg.summary(case.pipe))  # of what is enabled
+    thg.disable(case.pipe)
+    with pytest.raises(thg.THGError, match="not enabled"):
+        thg.summary(case.pipe)
+
+
+def test_a_block_keeps_no_pipeline_alive():
+    case = sd15()
+    with thg.enabled(case.pipe, LEAP):
+        case.run()
+    pipe, unet = weakref.ref(case.pipe), weakref.ref(case.pipe.unet)
+    del case
+    gc.collect()
+    assert (pipe(), unet()) == (None, None)
 
 
 def test_the_default_is_a_tolerance():

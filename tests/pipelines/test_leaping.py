@@ -18,6 +18,7 @@ from tests.pipelines.families import FAMILIES, Case
 from tests.pipelines.families.case import Broken, Rows
 from tests.pipelines.families.pictures import sd3
 from tests.pipelines.families.stable_diffusion import sd15
+from thg.ode.mixture import GaussianMixture
 
 torch.set_num_threads(1)
 
@@ -400,3 +401,51 @@ def test_each_run_is_logged(caplog):
     assert (saved.levelname, plain.levelname) == ("INFO", "WARNING")
     assert saved.getMessage() == "StableDiffusionPipeline: 8 network evaluations instead of 16"
     assert "noise cannot be predicted" in plain.getMessage()
+
+
+class Exact(torch.nn.Module):
+    """The exact network of a mixture of Gaussians, which predicts the data."""
+
+    def __init__(self, alphas: Tensor) -> None:
+        super().__init__()
+        self.mixture = GaussianMixture.random(dimension=8)
+        self.alphas = alphas.double()
+
+    def forward(self, x: Tensor, time: Tensor, label: int | None) -> Tensor:
+        kept = self.alphas[int(time)]
+        alpha, sigma = float(kept.sqrt()), float((1 - kept).sqrt())
+        noise = -sigma * self.mixture.score(x.double(), alpha, sigma, label)
+        return ((x - sigma * noise) / alpha).to(x.dtype)
+
+
+class DataPipeline(diffusers.DiffusionPipeline):
+    def __init__(self, network: torch.nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(network=network, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(self, steps: int, guidance_scale: float = 3.0) -> Tensor:
+        self.scheduler.set_timesteps(steps)
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(3)) * self.scheduler.init_noise_sigma
+        for time in self.scheduler.timesteps:
+            given = self.scheduler.scale_model_input(x, time)
+            e_c, e_u = self.network(given, time, 1), self.network(given, time, None)
+            x = self.scheduler.step(e_u + guidance_scale * (e_c - e_u), time, x, return_dict=False)[0]
+        return x
+
+
+@pytest.mark.parametrize("name", ["DPMSolverMultistep", "UniPCMultistep", "EulerDiscrete"])
+def test_a_network_that_predicts_the_data_leaps_in_its_velocity(name):
+    """A scheduler forgets the data at its next step: without velocities, nothing of a leap could be corrected."""
+    scheduler = getattr(diffusers, f"{name}Scheduler")(prediction_type="sample", use_karras_sigmas=True)
+    pipe = DataPipeline(Exact(scheduler.alphas_cumprod), scheduler)
+    plain = pipe(50)
+    thg.enable(pipe, 1.0)
+    assert torch.equal(pipe(50), plain)
+    thg.enable(pipe, 0.3)
+    found = pipe(50)
+    summary = thg.summary(pipe)
+    assert summary.nfe == 30
+    assert "not corrected" not in summary.note
+    assert relative(found, plain) < 0.015  # without velocities from 0.022
+    assert summary.plan == thg.preview(pipe, steps=50, guidance_scale=3.0)

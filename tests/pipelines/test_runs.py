@@ -31,11 +31,12 @@ def tensors() -> dict[int, torch.Tensor]:
 
 @pytest.mark.parametrize("scheduler", ["DDIMScheduler", "DPMSolverMultistepScheduler", "DDPMScheduler"])
 @pytest.mark.parametrize("stop_at", [None, 4])
-def test_no_tensor_is_held_after_a_run(scheduler, stop_at):
+@pytest.mark.parametrize("plan", [None, LEAP], ids=["default", "leap"])
+def test_no_tensor_is_held_after_a_run(scheduler, stop_at, plan):
     case = sd15()
     case.pipe.scheduler = getattr(diffusers, scheduler).from_config(case.pipe.scheduler.config)
     case.run()
-    thg.enable(case.pipe)
+    thg.enable(case.pipe, plan)
 
     def run():
         if stop_at is None:
@@ -53,6 +54,37 @@ def test_no_tensor_is_held_after_a_run(scheduler, stop_at):
     of_scheduler = [t for t in vars(case.pipe.scheduler).get("model_outputs", []) if t is not None]
     assert len(held) <= len(of_scheduler) + (getattr(case.pipe.scheduler, "last_sample", None) is not None)
     assert thg.summary(case.pipe).finished == (stop_at is None)
+
+
+@pytest.mark.parametrize("plan", [None, LEAP], ids=["default", "leap"])
+def test_a_copy_of_the_scheduler_outlives_the_run(plan):
+    """It was made within the run, as some pipelines do in each call, and is a plain scheduler afterwards."""
+    case, copies = sd15(), []
+
+    def copied(pipe, step, time, tensors):
+        copies.append(copy.deepcopy(pipe.scheduler))
+        return tensors
+
+    with thg.enabled(case.pipe, plan):
+        case.run(callback_on_step_end=copied)
+    made, state = copies[0], torch.ones(1, 4, 8, 8)
+    expected = case.pipe.scheduler.step(0.5 * state, made.timesteps[1], state).prev_sample
+    assert torch.equal(made.step(0.5 * state, made.timesteps[1], state).prev_sample, expected)
+
+
+def test_an_error_within_the_network_is_not_hidden():
+    """A network that fails in its first leap may not support leaps; later ones are errors of its own."""
+    case, calls = sd15(), []
+
+    def fail(network, args, kwargs):
+        calls.append(len(args[0]))
+        if calls == [2, 1, 2, 1]:
+            raise RuntimeError("of its own")
+
+    thg.enable(case.pipe, LEAP)
+    with case.pipe.unet.register_forward_pre_hook(fail, with_kwargs=True), pytest.raises(RuntimeError, match="own"):
+        case.run()
+    assert not thg.summary(case.pipe).finished
 
 
 def test_a_forgotten_pipeline_is_collected_with_its_networks():

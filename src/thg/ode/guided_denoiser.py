@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import ScheduleError
+from thg.ode.curves import Node
 from thg.ode.network import joined
 from thg.plans.k_diffusion import Answer, Calls, DenoisedGuide, DenoisedLeaps, trace
 from thg.plans.planners import Choice, Planned, guide_maker
@@ -224,10 +225,7 @@ def _same(a: float, b: float) -> bool:
 
 
 def _log_snr(sigma: float, flow: bool) -> float:
-    if sigma <= 0:
-        return math.inf
-    alpha = 1 - sigma if flow else 1.0
-    return 2 * math.log(alpha / sigma) if alpha > 0 else -math.inf
+    return Node(0.0, sigma, max(1 - sigma, 0.0) if flow else 1.0, max(sigma, 0.0)).log_snr
 
 
 def _expected(grid: Sequence[float]) -> Calls:

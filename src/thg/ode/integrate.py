@@ -81,16 +81,14 @@ def _number(value: Any) -> float:
 class Guidance:
     """How one run is guided: the whole network leaps, or a guide decides about the guidance term.
 
-    leaps: of the whole network; None if there is a guide. guide: for the part of the run with guidance; `run` is its
-    description of that part. start, end: the steps between which there is guidance. steps: of the whole run.
+    leaps: of the whole network; None if there is a guide. guide: for the part of the run with guidance.
+    start, end: the steps between which there is guidance.
     """
 
     leaps: Leaps | None
     guide: Guide | None
-    run: RunInfo
     start: int
     end: int
-    steps: int
     scale: Scale
     schedule: Schedule
 
@@ -122,9 +120,8 @@ class Guidance:
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
         if isinstance(maker, Planned) and maker.skips == "network":
             whole = replace(whole, branches=2 if scale.guides else 1)
-            return cls(maker.leaps(whole), None, whole, start, end, schedule.steps, scale, schedule)
-        run = whole.part(start, end)
-        return cls(None, maker.guide(run), run, start, end, schedule.steps, scale, schedule)
+            return cls(maker.leaps(whole), None, start, end, scale, schedule)
+        return cls(None, maker.guide(whole.part(start, end)), start, end, scale, schedule)
 
     @property
     def plan(self) -> Plan | None:
@@ -132,12 +129,12 @@ class Guidance:
         if self.leaps is not None:
             return self.leaps.plan
         plan = None if self.guide is None else self.guide.plan
-        return None if plan is None else plan.placed(self.start, self.steps)
+        return None if plan is None else plan.placed(self.start, self.schedule.steps)
 
     @property
     def plain_evaluations(self) -> int:
         """Network evaluations per sample of the plain run."""
-        return self.steps + (self.end - self.start if self.leaps is None or self.scale.guides else 0)
+        return self.schedule.steps + (self.end - self.start if self.leaps is None or self.scale.guides else 0)
 
     def estimated_error(self, x: Tensor) -> Tensor | None:
         """The estimated difference from the final state of the plain run, per sample."""
@@ -159,10 +156,8 @@ class Guidance:
         if isinstance(self.guide, Visitor):
             self._visit(self.guide, step, network, x, node)
         if self.guide.evaluates(step):
-            e_c, e_u = network.pair(x, node)
-            fresh = (e_c - e_u,)
-            del e_u
-            term: Term | None = self.guide.observe(step, (e_c,), fresh) or fresh
+            e_c, d = network.terms(x, node)
+            term: Term | None = self.guide.observe(step, (e_c,), (d,)) or (d,)
         else:
             e_c = network(x, node, True)
             term = self.guide.predict(step, (e_c,))
@@ -175,8 +170,7 @@ class Guidance:
         if not leaps.evaluates(index):
             return leaps.predict(index)[0]
         if self.scale.guides and self.start <= index < self.end:
-            e_c, e_u = network.pair(x, node)
-            output = self.scale.added(e_c, e_c - e_u)
+            output = self.scale.added(*network.terms(x, node))
         else:
             output = network(x, node, True)
         return leaps.observe(index, (output,))[0]
@@ -186,8 +180,8 @@ class Guidance:
 
         def evaluate(sample: Tensor, position: float) -> tuple[Term, Term]:
             there = self.schedule.node(position)
-            e_c, e_u = network.pair(sample * self._size(there), there)
-            return (e_c,), (e_c - e_u,)
+            e_c, d = network.terms(sample * self._size(there), there)
+            return (e_c,), (d,)
 
         guide.visit(place, x / self._size(node), node.position, evaluate)
 
@@ -421,8 +415,8 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
         node, landing = schedule.nodes[i], schedule.landings[i]
         whole = tortoise.x + hare_x
         if plan.evaluates(i):  # t_i in C
-            e_c, e_u = network.pair(whole, node)
-            term = scale.times(plan.boost_at(i) * (e_c - e_u))  # section 3.4: d <- b d
+            e_c, d = network.terms(whole, node)
+            term = scale.times(plan.boost_at(i) * d)  # section 3.4: d <- b d
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
         else:
             e_c = network(whole, node, True)

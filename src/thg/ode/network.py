@@ -187,14 +187,15 @@ class Network:
         self.evaluations += 1
         return self._schedule.normalise(x, output, node)
 
-    def pair(self, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
-        """e_c and e_u: in one call if the denoiser takes both, else in two."""
+    def terms(self, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
+        """e_c and d = e_c - e_u: in one call if the denoiser takes both branches, else in two."""
         if self._branches.both is None:
-            return self(x, node, True), self(x, node, False)
-        outputs = self._run(torch.cat([x, x]), node, self._branches.both, "network output of both branches")
-        self.evaluations += 2
-        e_c, e_u = (self._schedule.normalise(x, output, node) for output in outputs.chunk(2))
-        return e_c, e_u
+            e_c, e_u = self(x, node, True), self(x, node, False)
+        else:
+            outputs = self._run(torch.cat([x, x]), node, self._branches.both, "network output of both branches")
+            self.evaluations += 2
+            e_c, e_u = (self._schedule.normalise(x, output, node) for output in outputs.chunk(2))
+        return e_c, e_c - e_u
 
     def _run(self, x: Tensor, node: Node, condition: Any, what: str) -> Tensor:
         seen = self._schedule.network_input(x, node).to(self._dtype)

@@ -67,17 +67,17 @@ def error_constants(
     norms: list[tuple[Array, Array]] = []
     for i in range(0, schedule.steps, solver.stages):
         span = min(solver.stages, schedule.steps - i)
-        first = _evaluate(network, full.whole, schedule.nodes[i])
+        first = network.terms(full.whole, schedule.nodes[i])
         halves = halves.with_states_of(full).step(
             solver, schedule.normal, schedule.nodes[i], first, schedule.node(i + 0.5)
         )
         for k in range(i, i + span):  # x^(1)
-            outputs = first if k == i else _evaluate(network, full.whole, schedule.nodes[k])
+            outputs = first if k == i else network.terms(full.whole, schedule.nodes[k])
             full = full.step(solver, schedule.normal, schedule.nodes[k], outputs, schedule.landings[k])
         for k in range(1, 2 * span):  # x^(2), from the second half step on
             node = schedule.node(i + k / 2)
             target = schedule.node(i + (k + 1) / 2) if k < 2 * span - 1 else schedule.landings[i + span - 1]
-            halves = halves.step(solver, schedule.normal, node, _evaluate(network, halves.whole, node), target)
+            halves = halves.step(solver, schedule.normal, node, network.terms(halves.whole, node), target)
         tortoise = _norms(full.tortoise.x - halves.tortoise.x) / span
         hare = _norms(full.hare.x - halves.hare.x) / span
         norms += [(tortoise, hare)] * span  # then continue from x^(1), to follow the trajectory of CFG
@@ -108,9 +108,9 @@ def error_constants_first_order(
     norms: list[tuple[Array, Array]] = []
     for i, (node, landing) in enumerate(zip(schedule.nodes, schedule.landings, strict=False)):
         middle = schedule.node(i + 0.5)
-        e_c, d = _evaluate(network, state, node)
+        e_c, d = network.terms(state, node)
         track = observe(Track(state), solver, node, e_c + (guidance_scale - 1) * d, normal)
-        e_c_middle, d_middle = _evaluate(network, advance(track, solver, middle, normal), middle)
+        e_c_middle, d_middle = network.terms(advance(track, solver, middle, normal), middle)
         _, (b2,) = solver.coefficients((middle,), landing, normal)
         norms.append((_norms(b2 * (e_c - e_c_middle)), _norms(b2 * (guidance_scale - 1) * (d - d_middle))))
         state = advance(track, solver, landing, normal)
@@ -122,8 +122,8 @@ def error_constants_first_order(
 class _Split:
     """Tortoise and hare side by side, both on the fine grid."""
 
-    tortoise: Track[Tensor]
-    hare: Track[Tensor]
+    tortoise: Track
+    hare: Track
     hare_scale: float  # w - 1
 
     @property
@@ -145,12 +145,6 @@ class _Split:
             tortoise=step(self.tortoise, solver, node, e_c, target, normal),
             hare=step(self.hare, solver, node, self.hare_scale * d, target, normal),
         )
-
-
-def _evaluate(network: Network, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
-    """e_c and d = e_c - e_u."""
-    e_c, e_u = network.pair(x, node)
-    return e_c, e_c - e_u
 
 
 def _norms(values: Tensor) -> Array:

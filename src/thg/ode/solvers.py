@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from thg.errors import ScheduleError
 from thg.ode.curves import Node, Prediction, content, express
@@ -49,54 +49,45 @@ class Solver(Protocol):
 # -- state and history of one equation
 
 
-Value = TypeVar("Value", "Tensor", float)
-"""What a solver operates on: latents, or numbers that represent them in a linear combination."""
-
-
 @dataclass(frozen=True, eq=False)
-class Track(Generic[Value]):
+class Track:
     """The state of one equation and its solver's history: where outputs were taken, and the last of them."""
 
-    x: Value
+    x: Tensor
     path: tuple[Node, ...] = ()
-    outputs: tuple[Value, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
 
 
-def observe(track: Track[Value], solver: Solver, node: Node, output: Value, normal: Prediction) -> Track[Value]:
+def observe(track: Track, solver: Solver, node: Node, output: Tensor, normal: Prediction) -> Track:
     """The track with one more output, taken at `node` where the state is `track.x`."""
     kind = solver.works_in(normal)
     if kind != normal:  # dpmsolver++ integrates x0, which depends on the state as well
         p, q = express(node, normal, content(node, kind))
         output = _combined(p, track.x, (q,), (output,))
-    return Track(track.x, (*track.path, node), _newest(track.outputs, solver.memory - 1) + (output,))  # noqa: RUF005
+    return Track(track.x, (*track.path, node), (*_newest(track.outputs, solver.memory - 1), output))
 
 
-def advance(track: Track[Value], solver: Solver, target: Node, normal: Prediction) -> Value:
+def advance(track: Track, solver: Solver, target: Node, normal: Prediction) -> Tensor:
     """Solver(x, outputs, t, s): the state at `target`, from the newest output on."""
     a, b = solver.coefficients(track.path, target, solver.works_in(normal))
     return _combined(a, track.x, b, track.outputs[-len(b) :])
 
 
-def step(
-    track: Track[Value], solver: Solver, node: Node, output: Value, target: Node, normal: Prediction
-) -> Track[Value]:
+def step(track: Track, solver: Solver, node: Node, output: Tensor, target: Node, normal: Prediction) -> Track:
     """Observe an output, advance the state to `target`, and drop what no later step can use."""
     track = observe(track, solver, node, output, normal)
     return Track(advance(track, solver, target, normal), track.path, _newest(track.outputs, solver.memory - 1))
 
 
-def _newest(outputs: tuple[Value, ...], count: int) -> tuple[Value, ...]:
+def _newest(outputs: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
     return outputs[max(0, len(outputs) - count) :]
 
 
-def _combined(a: float, x: Value, b: Sequence[float], outputs: Sequence[Value]) -> Value:
+def _combined(a: float, x: Tensor, b: Sequence[float], outputs: Sequence[Tensor]) -> Tensor:
     """a x + sum_k b_k m_k, in one new tensor."""
     total = a * x
     for weight, output in zip(b, outputs, strict=True):
-        if not isinstance(total, float):
-            total.add_(output, alpha=weight)
-        else:
-            total += weight * output
+        total.add_(output, alpha=weight)
     return total
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -24,6 +25,9 @@ from thg.plans.run import RunInfo
 from thg.plans.tolerance import most_steps
 
 USUAL_GUIDANCE = 5.0
+
+_ended: WeakKeyDictionary[Any, list[EnabledPipeline]] = WeakKeyDictionary()
+"""What was enabled in the last block of `enabled`, for questions after it."""
 
 
 def enable(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Any:
@@ -67,18 +71,24 @@ def _enabling(
 
 def disable(pipe: Any) -> None:
     """Undoes `enable` and restores the pipeline. Does nothing on a pipeline that is not enabled."""
+    _ended.pop(pipe, None)
     for part, owner in _owners(pipe).items():
         owner.undo(part)
 
 
 @contextmanager
 def enabled(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | None = None) -> Iterator[Any]:
-    """`enable` within a block. Afterwards, also when the block raises, the pipeline is as it was before."""
+    """`enable` within a block. Afterwards, also when the block raises, the pipeline is as it was before.
+
+    `summary` still answers after the block.
+    """
     before = _owners(pipe)
     try:
         yield enable(pipe, plan, layout=layout)
     finally:
+        owners = list(_owners(pipe).values())
         disable(pipe)
+        _ended[pipe] = owners
         for part, owner in before.items():
             owner.redo(part)
 
@@ -109,13 +119,13 @@ def supported(pipe: Any, plan: Choice = None, *, layout: Batched | Sequential | 
 
 
 def summary(pipe: Any) -> Summary:
-    """The cost of the last run of an enabled pipeline."""
-    owners = _owners(pipe)
+    """The cost of the last run of an enabled pipeline, or of the last one in a block of `thg.enabled`."""
+    owners = list(_owners(pipe).values()) or _ended.get(pipe)
     if not owners:
         raise THGError(f"this {type(pipe).__name__} is not enabled; write thg.enable(pipe) before the run")
-    if pipe in owners:
-        return owners[pipe].summary()
-    return combined(type(pipe).__name__, [owner.summary() for owner in owners.values()])
+    reports = [owner.summary() for owner in owners]
+    name = type(pipe).__name__
+    return reports[0] if reports[0].pipeline == name else combined(name, reports)
 
 
 # -- before a run
@@ -154,10 +164,6 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
     """
     if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2:
         raise PlanError(f"nfe must be a number of evaluations such as 40, not {nfe!r}")
-    if not _has_scheduler(pipe):
-        raise UnsupportedPipelineError(
-            f"{type(pipe).__name__} has no scheduler with set_timesteps; choose the steps, and thg.tapered({nfe})"
-        )
     scale = usual_guidance(pipe) if guidance_scale is None else guidance_scale
     return most_steps(nfe, lambda steps: _run_of(pipe, steps, scale)), tapered(nfe)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 # The hooks of diffusers' caches, by the beginning of their class's name.
@@ -24,12 +23,8 @@ _HOOKS = {
 }
 
 
-@dataclass(frozen=True)
-class Cache:
-    """A cache inside a network. empty: makes it forget all calls."""
-
-    name: str
-    empty: Callable[[], None]
+Cache = tuple[str, Callable[[], None]]
+"""A cache inside a network: its name, and a function that makes it forget all calls."""
 
 
 def caches_in(network: Any) -> list[Cache]:
@@ -42,9 +37,8 @@ def _deepcache(network: Any) -> Iterator[Cache]:
     for module in network.modules():
         function = inspect.unwrap(vars(module).get("forward", _deepcache))
         if getattr(function, "__qualname__", "").startswith("DeepCacheSDHelper."):
-            yield Cache(
-                "DeepCache", functools.partial(_empty_helper, inspect.getclosurevars(function).nonlocals["self"])
-            )
+            helper = inspect.getclosurevars(function).nonlocals["self"]
+            yield "DeepCache", functools.partial(_empty_helper, helper)
             return
 
 
@@ -63,7 +57,7 @@ def _cache_dit(network: Any) -> Iterator[Cache]:
         for context in [contexts[name] for name in network._context_names if name in contexts]:
             manager.new_context(*context._init_args, **context._init_kwargs)
 
-    yield Cache("cache-dit", empty)
+    yield "cache-dit", empty
 
 
 def _hooks(network: Any) -> Iterator[Cache]:
@@ -77,4 +71,4 @@ def _hooks(network: Any) -> Iterator[Cache]:
 
     for beginning, name in _HOOKS.items():
         if any(type(hook).__name__.startswith(beginning) for hook in found):
-            yield Cache(name, empty)
+            yield name, empty

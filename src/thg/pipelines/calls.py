@@ -115,7 +115,10 @@ class Call:
                 return self._cut(value.transpose(0, 1), "", n, keep).transpose(0, 1)
             size = len(value) if value.ndim else 0
             batched = size == self.rows or (size > 0 and size % self.rows == 0 and _is_one_of(place, _PER_FRAME))
-            return _select(value, n, keep) if batched else value
+            if not batched:
+                return value
+            parts = value.chunk(n)
+            return parts[keep[0]] if len(keep) == 1 else torch.cat([parts[k] for k in keep])
         if isinstance(value, dict):
             return {key: self._cut(item, str(key), n, keep) for key, item in value.items()}
         if isinstance(value, list):
@@ -139,12 +142,6 @@ def together(samples: list[Any]) -> Any:
     """The samples of a list as one tensor; the same list if they have different sizes."""
     one_size = all(isinstance(sample, Tensor) and sample.shape == samples[0].shape for sample in samples)
     return torch.stack(samples) if samples and one_size else samples
-
-
-def _select(value: Tensor, n: int, keep: Sequence[int]) -> Tensor:
-    """The rows of some of the `n` branches."""
-    parts = value.chunk(n)
-    return parts[keep[0]] if len(keep) == 1 else torch.cat([parts[k] for k in keep])
 
 
 def _is_time(value: Any) -> bool:

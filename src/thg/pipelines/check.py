@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,25 +28,25 @@ DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it i
 SURE = 0.02  # least difference of a share from 0 and 1
 UNEQUAL = 0.1  # allowed spread of the shares over the vectors of one sample, relative to the largest share
 
-View = Callable[[Tensor], Tensor]
 
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The outputs of one step.
+class Step(NamedTuple):
+    """What the scheduler gets in one step, and the outputs that it was made from.
 
     branches: one for each branch of the layout; cond is the place of the conditional one. further: of calls that are no
-    branches (a perturbed pass).
+    branches (a perturbed pass). sample: the scheduler's, if it is a tensor.
     """
 
     branches: tuple[Tensor, ...]
     cond: int
-    further: tuple[Tensor, ...] = ()
+    further: tuple[Tensor, ...]
+    passed: Tensor
+    sample: Tensor | None
 
-    def passed_on_whole(self, passed: Tensor) -> bool:
+    @property
+    def passed_on_whole(self) -> bool:
         """May all branches be passed on as they are, as samples without guidance?"""
         whole = (sum(map(len, self.branches)), *self.branches[0].shape[1:])
-        return tuple(passed.shape) == whole and len(passed) > 1
+        return tuple(self.passed.shape) == whole and len(self.passed) > 1
 
 
 @dataclass(frozen=True)
@@ -61,40 +62,38 @@ class Guided:
     reading: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class _Reading:
-    """One correspondence, and a function that measures how well it fits.
+class Fit(NamedTuple):
+    """How well one correspondence explains P.
 
-    measure: computes, on the device,
+    numbers: on the device,
         error: the residual of P relative to what rounding can cause; below 1 is a fit.
         scale: s. spread: standard deviation of the shares over the rows, summed over the branches.
         doubt: the standard error of the shares due to rounding; infinite if the branches are equal.
         and the shares a_k.
-    count: of branches. by_vector: tokens, pixels or frames have their own coefficients. certain: the shapes are those
-    of P, so that a combination must fit.
+    by_vector: tokens, pixels or frames have their own coefficients. certain: the shapes are those of P, so that a
+    combination must fit.
     """
 
-    measure: Callable[[], Tensor]
-    count: int
-    certain: bool = True
+    numbers: Tensor
     by_vector: bool = False
     with_sample: bool = False
+    certain: bool = True
 
 
-def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
+def verify(step: Step) -> Guided | None:
     """What the step shows; None if it is not guided. Raises an error if the layout does not explain it."""
-    readings = list(_readings(step, passed, sample))
-    if not readings:
+    fits = list(_fits(step))
+    if not fits:
         return Guided()  # a part of the outputs, or more, reaches the scheduler
-    measured = torch.nn.utils.rnn.pad_sequence([reading.measure() for reading in readings], batch_first=True)
+    measured = torch.nn.utils.rnn.pad_sequence([fit.numbers for fit in fits], batch_first=True).tolist()
     conclusions: list[Guided | str | None] = []
     closest = torch.inf
-    for number, (reading, found) in enumerate(zip(readings, measured.tolist(), strict=True)):
-        error, scale, spread, doubt, *shares = found[: 4 + reading.count]
+    for number, (fit, (error, scale, spread, doubt, *found)) in enumerate(zip(fits, measured, strict=True)):
+        shares = found[: len(fit.numbers) - 4]
         closest = min(closest, error)
-        unequal = reading.by_vector and spread > UNEQUAL * max(map(abs, shares))
+        unequal = fit.by_vector and spread > UNEQUAL * max(map(abs, shares))
         if error < 1 and not unequal:
-            own = Guided(None, abs(abs(scale) - 1) >= SURE or reading.by_vector, reading.with_sample, number)
+            own = Guided(None, abs(abs(scale) - 1) >= SURE or fit.by_vector, fit.with_sample, number)
             conclusions.append(_conclude(own, shares, spread, doubt, step.cond))
     for conclusion in conclusions:
         if isinstance(conclusion, Guided) and conclusion.w is not None:
@@ -103,23 +102,23 @@ def verify(step: Step, passed: Tensor, sample: Tensor | None) -> Guided | None:
         if isinstance(conclusion, str):
             raise UnsupportedPipelineError(conclusion)
         return conclusion
-    if not any(reading.certain for reading in readings):
+    if not any(fit.certain for fit in fits):
         return Guided()
     if closest < 1:
         raise UnsupportedPipelineError("its pixels, tokens or frames are combined in different ways")
+    *shapes, last = ["x".join(map(str, tensor.shape)) for tensor in (*step.branches, *step.further, step.passed)]
     raise UnsupportedPipelineError(
-        f"no combination of its network outputs gives what it passes to scheduler.step ({_seen(step, passed)}; the "
-        f"closest leaves {closest * ROUNDING:.1e} of it)"
+        f"no combination of its network outputs gives what it passes to scheduler.step (branches: {', '.join(shapes)}; "
+        f"to the scheduler: {last}; the closest leaves {closest * ROUNDING:.1e} of it)"
     )
 
 
-def scale_of(step: Step, passed: Tensor, sample: Tensor | None, guided: Guided) -> Tensor | None:
+def scale_of(step: Step, guided: Guided) -> Tensor | None:
     """The residual, the standard error and w of a later step, on the device; None if its shapes have changed."""
-    reading = next(itertools.islice(_readings(step, passed, sample), guided.reading, None), None)
-    if reading is None or reading.count <= step.cond:
+    fit = next(itertools.islice(_fits(step), guided.reading, None), None)
+    if fit is None or len(fit.numbers) <= 4 + step.cond:
         return None
-    numbers = reading.measure()
-    return torch.stack([numbers[0], numbers[3], numbers[4 + step.cond]])
+    return torch.stack([fit.numbers[0], fit.numbers[3], fit.numbers[4 + step.cond]])
 
 
 def _conclude(guided: Guided, shares: list[float], spread: float, doubt: float, cond: int) -> Guided | str | None:
@@ -156,60 +155,46 @@ def _conclude(guided: Guided, shares: list[float], spread: float, doubt: float, 
 # -- how the branches may correspond to P, the simplest first
 
 
-def _readings(step: Step, passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
-    if not passed.is_floating_point():
+def _fits(step: Step) -> Iterator[Fit]:
+    """One after the other, each computed when it is asked for."""
+    if not step.passed.is_floating_point():
         return
-    if step.passed_on_whole(passed):
-        yield _Reading(functools.partial(_passed_on, step.branches, passed), 1)
-    sets = [step.branches, *([(*step.branches, *step.further)] if step.further else [])]
-    for outputs in sets:
+    if step.passed_on_whole:
+        yield Fit(_passed_on(step.branches, step.passed))
+    for outputs in (step.branches, *([(*step.branches, *step.further)] if step.further else [])):
         if len({output.shape for output in outputs}) == 1 and outputs[0].is_floating_point():
-            yield from _fits(outputs, passed, sample)
+            yield from _fits_of(outputs, step.passed, step.sample)
 
 
-def _fits(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[_Reading]:
+def _fits_of(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[Fit]:
     n, size = len(outputs), len(outputs[0])
     if passed.ndim == outputs[0].ndim and len(passed) == n * size:
         passed = passed[:size]  # the step is made for all branches (DiT)
-    for view, target in _views(outputs[0], passed):
-        yield _Reading(functools.partial(_fitted, outputs, view, target, _rows), n)
+    for seen, target in _views(outputs, passed):
+        yield Fit(_combine(seen, target, _samples))
         if sample is not None and sample.shape == target.shape:
-            for rows in (_rows, *([_frames] if target.ndim == 5 else [])):
-                measure = functools.partial(_fitted, outputs, view, target, rows, sample)
-                yield _Reading(measure, n, with_sample=True, by_vector=rows is _frames)
+            yield Fit(_combine(seen, target, _samples, sample), with_sample=True)
+            if target.ndim == 5:
+                yield Fit(_combine(seen, target, _frames, sample), by_vector=True, with_sample=True)
         for dim in range(1, target.ndim):
             if target.shape[dim] > n:
-                vectors = functools.partial(_vectors, dim=dim)
-                yield _Reading(functools.partial(_fitted, outputs, view, target, vectors), n, by_vector=True)
+                yield Fit(_combine(seen, target, functools.partial(_vectors, dim=dim)), by_vector=True)
     if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
-        yield _Reading(functools.partial(_combine_reordered, outputs, passed), n, certain=False)
+        yield Fit(_combine_reordered(outputs, passed), certain=False)
 
 
-def _fitted(outputs: Sequence[Tensor], view: View, target: Tensor, rows: View, sample: Tensor | None = None) -> Tensor:
-    return _combine([rows(view(output)) for output in outputs], rows(target), None if sample is None else rows(sample))
+def _views(outputs: Sequence[Tensor], passed: Tensor) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+    """What of the branches may correspond to what of P."""
+    same = outputs[0].shape == passed.shape
+    if same:
+        yield outputs, passed
+    if outputs[0].ndim > 1 and outputs[0].shape[1] % 2 == 0:  # the other half is a variance, which is not guided
+        halves = [output.chunk(2, 1)[0] for output in outputs]
+        if same or halves[0].shape == passed.shape:
+            yield halves, passed.chunk(2, 1)[0] if same else passed
 
 
-def _views(branch: Tensor, passed: Tensor) -> Iterator[tuple[View, Tensor]]:
-    """The possible correspondences of a branch with P: a view of each branch, and the part of P."""
-    if branch.shape == passed.shape:
-        yield _whole, passed
-    if branch.ndim > 1 and branch.shape[1] % 2 == 0:  # the other half is a variance, which is not guided
-        half = _first_half(branch).shape
-        if half == passed.shape:
-            yield _first_half, passed
-        elif branch.shape == passed.shape:
-            yield _first_half, _first_half(passed)
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value
-
-
-def _first_half(value: Tensor) -> Tensor:
-    return value[:, : value.shape[1] // 2]
-
-
-def _rows(value: Tensor) -> Tensor:
+def _samples(value: Tensor) -> Tensor:
     """One row per sample."""
     return value.reshape(value.shape[0], -1)
 
@@ -224,23 +209,20 @@ def _vectors(value: Tensor, dim: int) -> Tensor:
     return value.movedim(dim, -1).reshape(-1, value.shape[dim])
 
 
-def _seen(step: Step, passed: Tensor) -> str:
-    shapes = ["x".join(map(str, tensor.shape)) for tensor in (*step.branches, *step.further, passed)]
-    return f"branches: {', '.join(shapes[:-1])}; to the scheduler: {shapes[-1]}"
-
-
 # -- least squares on the tensors' own device: nothing here makes the host wait
 
 
-def _combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None = None) -> Tensor:
-    """The numbers of a `_Reading`. All tensors are (rows, elements), and each row has its own coefficients.
+def _combine(
+    branches: Sequence[Tensor], passed: Tensor, rows: Callable[[Tensor], Tensor], sample: Tensor | None = None
+) -> Tensor:
+    """The numbers of a `Fit` in which each row has its own coefficients.
 
     sample: P may also contain a multiple of it (a conversion between prediction types before the step).
     Means over the rows are weighted by the effect of guidance on them.
     """
-    target, first, *others = (at_least_float32(value) for value in (passed, *branches))
+    target, first, *others = (at_least_float32(rows(value)) for value in (passed, *branches))
     differences = [other - first for other in others]
-    columns = [first, *differences, *([] if sample is None else [at_least_float32(sample)])]
+    columns = [first, *differences, *([] if sample is None else [at_least_float32(rows(sample))])]
     coefficients = _least_squares(columns, target)
     left = target - _sum([c * column for c, column in zip(coefficients, columns, strict=True)])
     scale, moves = coefficients[0], coefficients[1 : len(branches)]
@@ -257,7 +239,7 @@ def _combine(branches: Sequence[Tensor], passed: Tensor, sample: Tensor | None =
 
 
 def _passed_on(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
-    """The numbers of a `_Reading` for one branch: P is the output itself, with either sign."""
+    """The numbers of a `Fit` for one branch: P is the output itself, with either sign."""
     output, target = at_least_float32(torch.cat(list(branches))), at_least_float32(passed)
     left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
     error = left / _nonzero(ROUNDING * target.norm())
@@ -266,7 +248,7 @@ def _passed_on(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
 
 
 def _combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
-    """The numbers of a `_Reading` for two branches if P is a permutation of the combination.
+    """The numbers of a `Fit` for two branches if P is a permutation of the combination.
 
     A permutation does not change the norm, so |P|^2 = |E_1|^2 + 2 w E_1 D + w^2 |D|^2 with D = E_2 - E_1 gives two
     candidates for w, each with either sign. Comparing sorted values decides between them.

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from thg.plans.run import ADDS_NOISE, CLIPS, Response, RunInfo, probe
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
+LARGEST_LOG_SNR = 14.0  # for velocities; with less noise they are differences of almost equal numbers
 NOISE_ARGUMENTS = ("eta", "s_churn")  # of `scheduler.step`: above 0, it adds noise
 
 Measured = tuple[Response | None, str]
@@ -31,12 +33,18 @@ _cache: OrderedDict[Any, Measured] = OrderedDict()
 
 
 def describe(
-    scheduler: Any, timesteps: Any, obstacle: str = "", first: Any = None, length: int | None = None
+    scheduler: Any,
+    timesteps: Any,
+    obstacle: str = "",
+    first: Any = None,
+    length: int | None = None,
+    data_as_velocity: bool = False,
 ) -> RunInfo:
     """A run over these time steps of a scheduler. Waits for the device once; nothing else in a run does.
 
     obstacle: why the scheduler's response does not apply to the run, if so. first: the time of the run's first call; it
     may begin later than the time steps. length: the number of its steps, if known; it may end before the last of them.
+    data_as_velocity: whether the velocity leaps if the network predicts the data.
     """
     scheduler, calls = host_copy(scheduler, timesteps, first, length)
     times = [float(t) for t in calls]
@@ -45,6 +53,9 @@ def describe(
     levels = times if log_snr is None else log_snr
     place = {level: float(i) for i, level in enumerate(dict.fromkeys(levels))}
     response, reason = (None, obstacle) if obstacle else scheduler_response(scheduler, calls)
+    velocity = None
+    if data_as_velocity and response is not None and log_snr is not None and _predicts(scheduler) == "sample":
+        response, velocity = _of_velocity(scheduler, calls, log_snr) or (response, None)
     return RunInfo(
         steps=len(times),
         positions=tuple(place[level] for level in levels),
@@ -55,6 +66,7 @@ def describe(
         order=order_of(scheduler),
         adds_noise=adds_noise(scheduler) or ADDS_NOISE in reason,
         clips=CLIPS in reason and _predicts(scheduler) != "sample",
+        velocity=velocity,
     )
 
 
@@ -65,7 +77,7 @@ def known_run(scheduler: Any, steps: int) -> RunInfo:
         scheduler.set_timesteps(steps, **shift)
     except (ValueError, IndexError, RuntimeError) as error:
         raise THGError(f"{type(scheduler).__name__} cannot run {steps} steps: {error}") from error
-    return describe(scheduler, scheduler.timesteps)
+    return describe(scheduler, scheduler.timesteps, data_as_velocity=True)
 
 
 def obstacle_in(arguments: Mapping[str, Any]) -> str:
@@ -77,6 +89,20 @@ def obstacle_in(arguments: Mapping[str, Any]) -> str:
 def _predicts(scheduler: Any) -> str:
     """The configured kind of the network's output."""
     return str(getattr(getattr(scheduler, "config", None), "prediction_type", ""))
+
+
+def _of_velocity(
+    scheduler: Any, calls: Sequence[Tensor], log_snr: Sequence[float]
+) -> tuple[Response, tuple[tuple[float, float], ...]] | None:
+    """A scheduler's response to velocities instead of data, and `RunInfo.velocity`; None if it takes none."""
+    other = copy.copy(scheduler)
+    other.register_to_config(prediction_type="v_prediction")
+    response, _ = scheduler_response(other, calls)
+    if response is None or response.scales is None:
+        return None
+    ratio = np.exp(-np.clip(log_snr, -LARGEST_LOG_SNR, LARGEST_LOG_SNR) / 2)  # sigma / alpha
+    alpha = 1 / np.sqrt(1 + ratio**2)
+    return response, tuple(zip((alpha * response.scales).tolist(), (ratio * alpha).tolist(), strict=True))
 
 
 def _log_snr(scheduler: Any, times: Sequence[float]) -> tuple[float, ...] | None:

@@ -1,17 +1,16 @@
 """One call of a pipeline in which the guidance term leaps, as in the paper: the conditional branch runs at each step.
 
 At each step the guide decides whether the unconditional branch runs. If not, its output is e_u = e_c - d with the
-predicted term d; the pipeline's own guidance formula is applied to it as usual. `OneCall` answers pipelines with all
-branches in one call, `TwoCalls` those with a call for each; both know the current step alone. A pass is a loop over the
-time steps of the scheduler; a pipeline that sets them several times makes several passes, each with its own plan.
+predicted term d; the pipeline's own guidance formula is applied to it as usual. A pass is a loop over the time steps of
+the scheduler; a pipeline that sets them several times makes several passes, each with its own plan.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ RESCALES = "the pipeline rescales the network's output at every step"
 
 _SCALES = ("true_cfg_scale", "true_cfg", "guidance_scale")
 _CONDITIONAL, _UNCONDITIONAL = ("cond", "pred_cond"), ("uncond", "pred_uncond")  # diffusers' cache contexts
-_EXTRA = ("uncond_stg", "uncond_modality")  # cache contexts of other guidance methods, with one branch per call
+Layout = Batched | Sequential
 
 
 @dataclass(eq=False)
@@ -67,11 +66,13 @@ class Pass:
     def finished(self) -> bool:
         return self.index == self.info.steps - 1
 
-    @property
-    def note(self) -> str:
-        if self.plan is not None and self.plan.corrector and self.info.response is None:
-            return f"the corrector was left out: {self.info.no_response}"
-        return ""
+
+class Evaluated(NamedTuple):
+    """A step with all branches: as the network has put them out, and as the pipeline gets them."""
+
+    branches: Sequence[Term]
+    used: Sequence[Term]
+    layout: Layout
 
 
 class GuidedRun(PipelineRun):
@@ -79,51 +80,49 @@ class GuidedRun(PipelineRun):
 
     guide: Guide  # of the current pass
 
-    def __init__(
-        self, owner: Any, pipe: Any, layout: Batched | Sequential, maker: GuideMaker, arguments: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, owner: Any, pipe: Any, layout: Layout, maker: GuideMaker, arguments: Mapping[str, Any]) -> None:
         """arguments: of the pipeline's call."""
         super().__init__(owner, pipe)
         self._layout, self._maker = layout, maker
         given = next((arguments[name] for name in _SCALES if arguments.get(name) is not None), None)
         self._stated_scale = float(given) if isinstance(given, int | float) else None
-        self.checked: Guided | None = None  # the result of the check of the layout
+        self._checked: Guided | None = None  # the result of the check of the layout
         self._scales: list[Tensor] = []  # of later evaluated steps; on the device until the summary reads them
-        self.passes: list[Pass] = []
+        self._passes: list[Pass] = []
         # the current pass
         self._timesteps: Any = getattr(pipe.scheduler, "timesteps", None)  # identify it; now: those of an earlier run
-        self._branches: OneCall | TwoCalls | None = None  # None before the first pass
-        self._observed: tuple[int, Term, Term] | None = None  # the last evaluated step, while the plan may change
-        # the current step: what was called since the last step of the scheduler
-        self.begun = self.guided = False
-        self._evaluated: Step | None = None  # all branches
-        self._further: list[Tensor] = []  # outputs of calls that are no branches
-        self._plain_rows = 0  # evaluated without changes
+        self._rows: int | None = None  # of a guided call with all branches
+        self._unguided_rows: int | None = None  # of a call that was found to have samples of one branch
+        self._clear_step()
 
-    @property
-    def index(self) -> int:
-        """Of the current step."""
-        return self.passes[-1].index
+    def _clear_step(self) -> None:
+        """Nothing was called yet since the last step of the scheduler."""
+        self._begun = self._guided = False
+        self._conditional: tuple[Call, Any] | None = None  # a call that waits for the unconditional one, and its output
+        self._evaluated: Evaluated | None = None
+        self._further: list[Tensor] = []  # outputs of calls that are no branches
 
     # -- network calls
 
-    def answer(self, call: Call) -> Any:
+    def answer(self, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+        call = Call(network, args, kwargs, name, self.context)
         self._follow_timesteps(call)
-        if self._branches is None:
+        if not self._passes:
             return call()
         if self.plain_because:
             return self._as_it_comes(call)
         try:
-            if call.name not in self._layout.networks and isinstance(self._branches, OneCall):
-                return self._branches.control(call)
-            if not self.begun:
-                self._require_time(self.passes[-1], call.time)
-            output = self._branches.answer(call)
+            if isinstance(self._layout, Sequential):
+                output = self._in_two_calls(call, self._layout)
+            elif call.name in self._layout.networks:
+                output = self._in_one_call(call, self._layout.at_present(self.pipe))
+            else:
+                return self._control(call, self._layout.at_present(self.pipe))
         except UnsupportedPipelineError as error:  # the pipeline itself can still run
             self._go_on_plain(error)
             return self._as_it_comes(call)
         self.ended = time.perf_counter()
-        own = self.passes[-1]
+        own = self._passes[-1]
         if own.finished:
             own.finite = _finite(output)  # NaN spreads to all later states, so this covers the whole pass
             if isinstance(self.guide, HareGuide) and is_sample(call.sample):
@@ -131,12 +130,18 @@ class GuidedRun(PipelineRun):
         return output
 
     def _as_it_comes(self, call: Call) -> Any:
-        """Makes a call without changes; it is counted when its step is made."""
+        """Makes a call without changes."""
         output = call()
         self.ended = time.perf_counter()
         if call.name in self._layout.networks:
-            self._plain_rows += rows_of(output)
-            self.passes[-1].finite = _finite(output)  # the last one counts
+            own = self._passes[-1]
+            if not self._begun and not own.finished:
+                self._advance(own)
+            own.finite = _finite(output)  # the last one counts
+            branches = 1
+            if isinstance(self._layout, Batched) and rows_of(output) == self._rows:
+                branches = len(self._layout.at_present(self.pipe).branches)
+            self._count(branches, instead_of=branches)
         return output
 
     def _go_on_plain(self, error: UnsupportedPipelineError) -> None:
@@ -145,9 +150,126 @@ class GuidedRun(PipelineRun):
             raise UnsupportedPipelineError(f"thg cannot follow this {self.name}: {error}") from error
         self.plain_because = str(error)
 
+    # -- all branches in one call, stacked along the batch
+
+    def _in_one_call(self, call: Call, layout: Batched) -> Any:
+        """A call with all branches of a step, or with one branch if guidance is off."""
+        if self._guided and call.rows == self._rows:
+            raise UnsupportedPipelineError(
+                "it calls its network with all branches more than once between two steps of its scheduler"
+            )
+        n = len(layout.branches)
+        if self._rows is None and call.rows % n == 0 and call.rows != self._unguided_rows:
+            says = self._says_guided()
+            if says or (says is None and layout.explained):  # then the scheduler's input will show it
+                self._rows = call.rows
+        if call.rows != self._rows:  # a step without guidance, or one more call within a guided step
+            further = self._begun
+            if not further:
+                self._begin_step(call.time)
+            return self._make_one(call, further=further)
+        self._begin_guided_step(call.time)
+        if self.guide.evaluates(self._index):
+            self._visit([call], n)
+            output = call()
+            changed = self._observe(branch_terms(output, n), layout)
+            if changed is not None and self._checked is None and not self._says_guided():
+                raise UnsupportedPipelineError(
+                    "its plan changes the first step, and this pipeline does not say before it whether guidance is on"
+                )
+            self._count(n, instead_of=n)
+            return output if changed is None else assemble(output, changed)
+        output = self._without_predicted(call, layout)
+        self._count(len(layout.kept), instead_of=n)
+        kept = dict(zip(layout.kept, branch_terms(output, len(layout.kept)), strict=True))
+        return assemble(output, self._predict([kept.get(k, kept[layout.cond]) for k in range(n)], layout))
+
+    def _without_predicted(self, call: Call, layout: Batched) -> Any:
+        """A call without the branches that are predicted. The first one shows whether the network supports that."""
+        try:
+            with layout.without_predicted(self.pipe):
+                return call.keeping(layout.kept, of=len(layout.branches))()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            if self._has_leapt:
+                raise
+            raise UnsupportedPipelineError(
+                f"its network does not run with a part of its branches ({type(error).__name__}: {error}); a cache in "
+                "it that thg does not know may be why"
+            ) from error
+
+    def _control(self, call: Call, layout: Batched) -> Any:
+        """A call of a ControlNet, which comes before the denoiser's call of the same step."""
+        if call.rows != self._rows or self.guide.evaluates(self._index + 1):
+            return call()
+        # the rows of the predicted branches are never read: the denoiser skips them as well
+        n = len(layout.branches)
+        return expand_rows(call.keeping(layout.kept, of=n)(), n, layout.kept)
+
+    @property
+    def _has_leapt(self) -> bool:
+        return sum(self.evaluations) < sum(self.plain_evaluations)
+
+    # -- a call for each branch, the conditional one first: e_u = e_c - d needs its output
+
+    def _in_two_calls(self, call: Call, layout: Sequential) -> Any:
+        first, self._conditional = self._conditional, None
+        second = call.name == layout.unconditional or call.context in _UNCONDITIONAL
+        if not second and call.context not in _CONDITIONAL:
+            second = self._begun
+        if not second:
+            self._begin_step(call.time)
+            kept = call.kept()
+            output = self._make_one(call)
+            self._conditional = (kept, output)
+            return output
+        if first is None:
+            if not self._begun:
+                self._begin_step(call.time)
+            return self._make_one(call, further=True)
+        self._begin_guided_step(call.time)
+        first_call, output = first
+        (conditional,) = branch_terms(output, 1)
+        if not self.guide.evaluates(self._index):
+            self._count(0, instead_of=1)
+            return assemble(output, self._predict([conditional, conditional], layout)[1:])
+        self._visit([first_call, call], 1)
+        output = self._make_one(call)
+        changed = self._observe([conditional, *branch_terms(output, 1)], layout)
+        return output if changed is None else assemble(output, changed[1:])
+
+    # -- what the guide gets
+
+    def _visit(self, calls: Sequence[Call], n: int) -> None:
+        """Lets a guide that measures make the calls of a step, with n branches each, for other samples and times."""
+        if isinstance(self.guide, Visitor):
+
+            def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
+                branches = [term for call in calls for term in branch_terms(call.with_sample(sample, time)(), n)]
+                return branches[self._layout.cond], _term(branches, self._layout)
+
+            self.guide.visit(self._index, calls[-1].sample, calls[-1].time, evaluate)
+
+    def _observe(self, branches: Sequence[Term], layout: Layout) -> list[Term] | None:
+        """Passes an evaluated step to the guide. Returns the branches to use in place of these, if any."""
+        used = self.guide.observe(self._index, branches[layout.cond], _term(branches, layout))
+        changed = None if used is None else _filled(branches, layout, used)
+        self._evaluated = Evaluated(branches, changed or branches, layout)
+        return changed
+
+    def _predict(self, branches: Sequence[Term], layout: Layout) -> list[Term]:
+        """The branches with those that the guide predicts for this step."""
+        return _filled(branches, layout, self.guide.predict(self._index, branches[layout.cond]))
+
     # -- steps
 
-    def says_guided(self) -> bool | None:
+    @property
+    def _index(self) -> int:
+        """Of the current step."""
+        return self._passes[-1].index
+
+    def _says_guided(self) -> bool | None:
         """Is guidance on at the moment? None if the pipeline does not say. Callbacks may change it."""
         # a subclass with its own loop may have the property without the attributes that it reads
         decided = getattr(self.pipe, "do_classifier_free_guidance", None)
@@ -155,132 +277,101 @@ class GuidedRun(PipelineRun):
             return bool(decided)
         return True if self._stated_scale is not None and self._stated_scale > 1 else None
 
-    def begin_step(self, time: Any) -> None:
-        """The first network call of a step, at this time."""
-        if self.passes[-1].finished:
-            self._begin_again(self.passes[-1], time)
-        self.passes[-1].index += 1
-        self.begun = True
-        self.evaluations.append(0)
-        self.plain_evaluations.append(0)
+    def _begin_step(self, time: Any) -> None:
+        """The first network call of a step, at this time.
 
-    def _require_time(self, own: Pass, now: Any) -> None:
-        """Calls are assigned to steps by their number: a loop that skips time steps, or goes back, is not followed.
-
-        Checked where the network gets the scheduler's own times, and they can be read without a wait.
+        Calls are assigned to steps by their number: a loop that skips time steps, or goes back, is not followed. That
+        is checked where the network gets the scheduler's own times, and they can be read without a wait.
         """
-        found, index = _on_host(now), own.index + 1
-        times = own.info.times or ()
-        if index == 0:
-            own.timed = found is not None and found == times[0] != 0  # 0 is 0 in all units
-        elif own.timed and index < len(times) and found != times[index]:
+        own = self._passes[-1]
+        now, times, index = _on_host(time), own.info.times or (), own.index + 1
+        if own.finished:  # the next of several loops over the same time steps (parts of a long video)
+            if (own.timed and now != times[0]) or isinstance(self.guide, Visitor):
+                raise UnsupportedPipelineError(
+                    f"it calls its network more often than the {own.info.steps} time steps of its run, so that the "
+                    "calls cannot be assigned to steps"
+                )
+            guide = self._maker.guide(own.info)
+            self._begin_pass(Pass(own.info, timed=own.timed), guide)
+        elif index == 0:
+            own.timed = now is not None and now == times[0] != 0  # 0 is 0 in all units
+        elif own.timed and not self._begun and now != times[index]:
             raise UnsupportedPipelineError(
                 "its loop skips time steps of its scheduler or goes back, so that calls cannot be assigned to steps"
             )
+        self._advance(self._passes[-1])
 
-    def begin_guided_step(self, time: Any) -> None:
+    def _begin_guided_step(self, time: Any) -> None:
         """The call that shows that a step is guided; a call before it may have begun the step."""
-        if not self.begun:
-            self.begin_step(time)
-        self.guided = True
-        self.passes[-1].guided_steps += 1
+        plan = self.guide.plan
+        if self.caches and (plan is None or plan.nfe < plan.cfg_nfe):
+            raise UnsupportedPipelineError(
+                f"{self.cache_names[0]} is inside its network, which plans of the guidance term do not support; "
+                "disable it, or use a plan that skips the whole network: thg.enable(pipe, thg.within(0.01))"
+            )
+        if not self._begun:
+            self._begin_step(time)
+        self._guided = True
+        self._passes[-1].guided_steps += 1
 
-    def count(self, branches: int, instead_of: int) -> None:
+    def _advance(self, own: Pass) -> None:
+        own.index += 1
+        self._begun = True
+        self.evaluations.append(0)
+        self.plain_evaluations.append(0)
+
+    def _count(self, branches: int, instead_of: int) -> None:
         self.evaluations[-1] += branches
         self.plain_evaluations[-1] += instead_of
 
-    def count_one(self, call: Call, *, further: bool = False) -> Any:
+    def _make_one(self, call: Call, *, further: bool = False) -> Any:
         """Makes a call with one branch. further: it is none of the layout's."""
         output = call()
-        self.count(1, instead_of=1)
+        self._count(1, instead_of=1)
         if further:
-            self.note_further(output)
+            self._further.append(branch_terms(output, 1)[0][0])
         return output
-
-    def note_further(self, output: Any) -> None:
-        self._further.append(branch_terms(output, 1)[0][0])
-
-    def visit(self, call: Call, branches_at: Callable[[Any, Any], Sequence[Term]]) -> None:
-        """Lets a guide that measures evaluate the branches for other samples and times."""
-        if isinstance(self.guide, Visitor):
-
-            def evaluate(sample: Any, time: Any) -> tuple[Term, Term]:
-                branches = branches_at(sample, time)
-                return branches[self._layout.cond], _term(branches, self._layout)
-
-            self.guide.visit(self.index, call.sample, call.time, evaluate)
-
-    def observe(self, branches: Sequence[Term], layout: Batched | Sequential) -> list[Term] | None:
-        """Passes an evaluated step to the guide. Returns the branches to use in place of these, if any."""
-        conditional, term = branches[layout.cond], _term(branches, layout)
-        if self.checked is None:
-            self._observed = (self.index, conditional, term)
-        used = self.guide.observe(self.index, conditional, term)
-        changed = None if used is None else _filled(branches, layout, used)
-        self._evaluated = Step(tuple(branch[0] for branch in changed or branches), layout.cond)
-        return changed
-
-    def predict(self, branches: Sequence[Term], layout: Batched | Sequential) -> list[Term]:
-        """The branches with those that the guide predicts for this step."""
-        return _filled(branches, layout, self.guide.predict(self.index, branches[layout.cond]))
 
     def step(self, scheduler: Any, output: Tensor, arguments: dict[str, Any]) -> Tensor:
         """Called when the pipeline passes its combined output to a scheduler, which gets the same."""
-        branches = self._branches
         own = any(scheduler is part for part in vars(self.pipe).values())  # not a copy for some of the frames
-        if not own or branches is None:
-            return output
-        if not self.plain_because:
-            try:
-                self._check(branches, arguments, output)
-            except UnsupportedPipelineError as error:
-                self._go_on_plain(error)
-        if self._plain_rows:
-            if not self.begun and not self.passes[-1].finished:
-                self.begin_step(None)
-            count = max(1, self._plain_rows // max(1, len(output)))
-            self.count(count, instead_of=count)
-        self.begun = self.guided = False
-        self._evaluated, self._plain_rows = None, 0
-        self._further.clear()
+        if own and self._passes:
+            if not self.plain_because:
+                try:
+                    self._check(arguments, output)
+                except UnsupportedPipelineError as error:
+                    self._go_on_plain(error)
+            self._clear_step()
         return output
 
-    def _check(self, branches: OneCall | TwoCalls, arguments: dict[str, Any], passed: Tensor) -> None:
+    def _check(self, arguments: dict[str, Any], passed: Tensor) -> None:
         """Checks the layout at the first guided step, and completes the description of the pass."""
-        sample = arguments.get("sample")
-        sample = sample if isinstance(sample, Tensor) else None
-        if self.index == 0 and (obstacle := obstacle_in(arguments)):
-            self._describe_anew(_without_response(self.passes[-1].info, obstacle))
-        if self._evaluated is None or not self._layout.explained:
+        own, seen, sample = self._passes[-1], self._evaluated, arguments.get("sample")
+        if own.index == 0 and (obstacle := obstacle_in(arguments)):
+            self._describe_anew(_without_response(own.info, obstacle))
+        if seen is None or not self._layout.explained:
             return
-        step = replace(self._evaluated, further=tuple(self._further))
-        if self.checked is not None:
-            scale = scale_of(step, passed, sample, self.checked)
+        branches = tuple(branch[0] for branch in seen.used)
+        sample = sample if isinstance(sample, Tensor) else None
+        step = Step(branches, seen.layout.cond, tuple(self._further), passed, sample)
+        if self._checked is not None:
+            scale = scale_of(step, self._checked)
             self._scales += [] if scale is None else [scale]
             return
-        self.checked = verify(step, passed, sample)
-        if self.checked is None:
-            self._take_back(branches, step, passed)
+        self._checked = verify(step)
+        if self._checked is not None:
+            info = replace(own.info, guidance_scale=self._scale(self._checked))
+            if self._checked.with_sample and self._checked.rescaled and isinstance(self._layout, Sequential):
+                info = _without_response(info, RESCALES)
+            self._describe_anew(info)
             return
-        self._describe_anew(self._as_measured(self.checked))
-        self._observed = None
-
-    def _take_back(self, branches: OneCall | TwoCalls, step: Step, passed: Tensor) -> None:
-        """The step was not guided, or without effect: the guide has not seen it."""
-        self.passes[-1].guided_steps -= 1
-        self._observed = None
-        self.guide = self._maker.guide(self.passes[-1].info)
-        if isinstance(branches, OneCall):
-            branches.not_guided(step.passed_on_whole(passed))
-            rows = sum(map(len, step.branches))
-            self.evaluations[-1] = self.plain_evaluations[-1] = max(1, rows // max(1, len(passed)))
-
-    def _as_measured(self, checked: Guided) -> RunInfo:
-        """The description of the pass with what the check has shown."""
-        info = replace(self.passes[-1].info, guidance_scale=self._scale(checked))
-        if checked.with_sample and checked.rescaled and isinstance(self._layout, Sequential):
-            info = _without_response(info, RESCALES)
-        return info
+        # the step was not guided, or without effect: the guide has not seen it
+        own.guided_steps -= 1
+        self.guide = self._maker.guide(own.info)
+        if self._rows is not None:
+            self._unguided_rows = self._rows if step.passed_on_whole else self._unguided_rows
+            self._rows = None
+            self.evaluations[-1] = self.plain_evaluations[-1] = 1 if step.passed_on_whole else len(branches)
 
     def _scale(self, checked: Guided | None) -> float | None:
         """w: the stated scale s if it is that, or 1 + s (some formulas are e_c + s (e_c - e_u)); else as measured.
@@ -297,112 +388,88 @@ class GuidedRun(PipelineRun):
 
     def _describe_anew(self, info: RunInfo) -> None:
         """Makes the guide again if the pass is another than expected; it sees the evaluated step again."""
-        own = self.passes[-1]
+        own = self._passes[-1]
         if info == own.info or isinstance(self.guide, Visitor):
             return
         own.info, self.guide = info, self._maker.guide(info)
-        if self._observed is not None:
-            index, conditional, term = self._observed
-            self.guide.evaluates(index)
-            self.guide.observe(index, conditional, term)
+        if self._evaluated is not None:
+            branches, _, layout = self._evaluated
+            self.guide.evaluates(own.index)
+            self.guide.observe(own.index, branches[layout.cond], _term(branches, layout))
 
     # -- passes
 
     def _follow_timesteps(self, call: Call) -> None:
         """Begins a pass if the scheduler has new time steps. call: the first one of the pass."""
-        timesteps = getattr(self.pipe.scheduler, "timesteps", None)
+        scheduler, layout = self.pipe.scheduler, self._layout
+        timesteps = getattr(scheduler, "timesteps", None)
         if timesteps is self._timesteps:
             return
-        info = self._described(call)
-        guide = self._maker.guide(info)
-        self.close()
-        self._timesteps, self.guide = timesteps, guide
-        layout = self._layout
-        self._branches = OneCall(self, layout) if isinstance(layout, Batched) else TwoCalls(self, layout)
-        self.begun = self.guided = False
-        self.passes.append(Pass(info))
-        if self.caches and (guide.plan is None or guide.plan.nfe < guide.plan.cfg_nfe):
-            self._go_on_plain(
-                UnsupportedPipelineError(
-                    f"{self.cache_names[0]} is inside its network, which plans of the guidance term do not support; "
-                    "disable it, or use a plan that skips the whole network: thg.enable(pipe, thg.within(0.01))"
-                )
-            )
-
-    def _begin_again(self, own: Pass, time: Any) -> None:
-        """A call after the last step: the next of several loops over the same time steps (parts of a long video)."""
-        first_again = not own.timed or (own.info.times is not None and _on_host(time) == own.info.times[0])
-        if not first_again or isinstance(self.guide, Visitor):
-            raise UnsupportedPipelineError(
-                f"it calls its network more often than the {own.info.steps} time steps of its run, so that the calls "
-                "cannot be assigned to steps"
-            )
-        self._end_pass()
-        self.guide = self._maker.guide(own.info)
-        self.passes.append(Pass(own.info, timed=own.timed))
-
-    def _described(self, call: Call) -> RunInfo:
-        scheduler, layout = self.pipe.scheduler, self._layout
-        obstacle = RESCALES if isinstance(layout, Sequential) and layout.rescales else ""
         begin = getattr(scheduler, "begin_index", None)
-        first = call.time if begin is None else None
-        run = self.described(scheduler, scheduler.timesteps[begin or 0 :], obstacle, first)
-        return replace(run, guidance_scale=self._scale(self.checked))
+        obstacle = RESCALES if isinstance(layout, Sequential) and layout.rescales else ""
+        info = self.described(
+            scheduler, scheduler.timesteps[begin or 0 :], obstacle, call.time if begin is None else None
+        )
+        info = replace(info, guidance_scale=self._scale(self._checked))
+        self._begin_pass(Pass(info), self._maker.guide(info))
+        self._timesteps, self._rows, self._unguided_rows = timesteps, None, None
+
+    def _begin_pass(self, own: Pass, guide: Guide) -> None:
+        self._end_pass()
+        self._clear_step()
+        self._passes.append(own)
+        self.guide = guide
+
+    def _end_pass(self) -> None:
+        if self._passes and self._passes[-1].guided_steps:
+            self._passes[-1].plan = self.guide.plan
 
     def close(self) -> None:
         """Drops everything that holds tensors, and keeps what the summary needs."""
-        self._timesteps = self._observed = self._evaluated = None
-        self._further.clear()
-        if self._branches is not None:
-            self._end_pass()
-            self._branches = None
-            del self.guide
-
-    def _end_pass(self) -> None:
-        if self.passes[-1].guided_steps:
-            self.passes[-1].plan = self.guide.plan
+        self._end_pass()
+        self._clear_step()
+        self._timesteps = None
+        vars(self).pop("guide", None)
 
     # -- afterwards
 
     def summary(self) -> Summary:
-        guided = [own for own in self.passes if own.guided_steps]
+        guided = [own for own in self._passes if own.guided_steps]
+        finite = all(all(own.finite) for own in self._passes)
         error = guided[-1].error if guided else None
-        uncounted = 0 if self.failed else self._plain_rows  # no step of the scheduler was seen after them
-        checked, words = self.checked, ""
+        checked, words = self._checked, ""
         if checked is not None and checked.w is not None:
             words = f"{in_words(self._layout)}, w = {checked.w:.3g}" + (", rescaled" if checked.rescaled else "")
         return self.summed_up(
-            self._notes(guided),
-            steps=sum(own.info.steps for own in self.passes),
-            nfe=sum(self.evaluations) + uncounted,
-            cfg_nfe=sum(self.plain_evaluations) + uncounted,
+            self._notes(guided, finite),
+            steps=sum(own.info.steps for own in self._passes),
             plan=guided[-1].plan if guided else None,
-            finished=not self.failed and (uncounted > 0 or all(own.finished for own in self.passes)),
-            finite=all(all(own.finite) for own in self.passes),
-            sections=len(self.passes),
+            finished=not self.failed and (bool(self.plain_because) or all(own.finished for own in self._passes)),
+            finite=finite,
+            sections=len(self._passes),
             estimated_error=None if error is None else tuple(error.tolist()),
             layout=self._layout,
             checked=words,
         )
 
-    def _notes(self, guided: list[Pass]) -> Iterator[str]:
+    def _notes(self, guided: list[Pass], finite: bool) -> Iterator[str]:
         if self.plain_because:
-            skipped = sum(self.evaluations) < sum(self.plain_evaluations)
-            yield f"{'the rest of ' if skipped else ''}this run was plain CFG: {self.plain_because}"
-        elif self.passes and not guided:
+            yield f"{'the rest of ' if self._has_leapt else ''}this run was plain CFG: {self.plain_because}"
+        elif self._passes and not guided:
             yield "guidance was off in this run (guidance_scale 1?), so there was nothing to skip"
-        if not all(all(own.finite) for own in self.passes):
+        if not finite:
             yield BROKEN
-        else:
-            yield from (own.note for own in guided)
+        for own in guided:
+            if finite and own.plan is not None and own.plan.corrector and own.info.response is None:
+                yield f"the corrector was left out: {own.info.no_response}"
         yield self._note_on_scales()
         yield from self.notes_on_calls()
 
     def _note_on_scales(self) -> str:
         """Whether later steps were combined as the first one was; waits for the device."""
-        if not self._scales or self.checked is None or self.checked.w is None:
+        if not self._scales or self._checked is None or self._checked.w is None:
             return ""
-        w, known = self.checked.w, torch.stack(self._scales).tolist()
+        w, known = self._checked.w, torch.stack(self._scales).tolist()
         wrong = sum(not error < SLACK for error, _, _ in known)
         if wrong:
             return f"{wrong} of {len(known)} later steps passed something to the scheduler that thg cannot explain"
@@ -415,137 +482,12 @@ class GuidedRun(PipelineRun):
         return ""
 
 
-class OneCall:
-    """All branches of a step in one call, stacked along the batch."""
-
-    def __init__(self, run: GuidedRun, layout: Batched) -> None:
-        self._run, self._layout = run, layout
-        self._rows: int | None = None  # of a guided call
-        self._unguided_rows: int | None = None  # of a call that was found to have samples of one branch
-        self._has_leapt = False
-
-    def answer(self, call: Call) -> Any:
-        """A call with all branches of a step, or with one branch if guidance is off."""
-        run = self._run
-        if call.context in _EXTRA:
-            output = call()
-            run.note_further(output)
-            return output
-        layout = self._layout.at_present(run.pipe)
-        n = len(layout.branches)
-        if run.guided and call.rows == self._rows:
-            raise UnsupportedPipelineError(
-                "it calls its network with all branches more than once between two steps of its scheduler"
-            )
-        if self._rows is None and call.rows % n == 0 and call.rows != self._unguided_rows:
-            says = run.says_guided()
-            if says or (says is None and layout.explained):  # then the scheduler's input will show it
-                self._rows = call.rows
-        if call.rows != self._rows:  # a step without guidance, or one more call within a guided step
-            further = run.begun
-            if not further:
-                run.begin_step(call.time)
-            return run.count_one(call, further=further)
-        run.begin_guided_step(call.time)
-        if run.guide.evaluates(run.index):
-            return self._evaluated(call, layout)
-        output = self._in_leap(call, layout)
-        run.count(len(layout.kept), instead_of=n)
-        kept = dict(zip(layout.kept, branch_terms(output, len(layout.kept)), strict=True))
-        return assemble(output, run.predict([kept.get(k, kept[layout.cond]) for k in range(n)], layout))
-
-    def control(self, call: Call) -> Any:
-        """A call of a ControlNet, which comes before the denoiser's call of the same step."""
-        run = self._run
-        if call.rows != self._rows or run.guide.evaluates(run.index + 1):
-            return call()
-        layout = self._layout.at_present(run.pipe)
-        # the rows of the predicted branches are never read: the denoiser skips them as well
-        n = len(layout.branches)
-        return expand_rows(call.keeping(layout.kept, of=n)(), n, layout.kept)
-
-    def _evaluated(self, call: Call, layout: Batched) -> Any:
-        """Runs all branches and passes the new term to the guide."""
-        run, n = self._run, len(layout.branches)
-        run.visit(call, lambda sample, time: branch_terms(call.with_sample(sample, time)(), n))
-        output = call()
-        changed = run.observe(branch_terms(output, n), layout)
-        if changed is not None and run.checked is None and not run.says_guided():
-            raise UnsupportedPipelineError(
-                "its plan changes the first step, and this pipeline does not say before it whether guidance is on"
-            )
-        run.count(n, instead_of=n)
-        return output if changed is None else assemble(output, changed)
-
-    def _in_leap(self, call: Call, layout: Batched) -> Any:
-        """Runs a part of the branches. The first time shows whether the network supports that."""
-        try:
-            with layout.without_predicted(self._run.pipe):
-                output = call.keeping(layout.kept, of=len(layout.branches))()
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-            if self._has_leapt:
-                raise
-            raise UnsupportedPipelineError(
-                f"its network does not run with a part of its branches ({type(error).__name__}: {error}); a cache in "
-                "it that thg does not know may be why"
-            ) from error
-        self._has_leapt = True
-        return output
-
-    def not_guided(self, samples_of_one_branch: bool) -> None:
-        """The last call was not guided: it had one branch, or guidance had no effect."""
-        self._unguided_rows = self._rows if samples_of_one_branch else self._unguided_rows
-        self._rows = None
-
-
-class TwoCalls:
-    """A call for each branch, the conditional one first: e_u = e_c - d needs its output."""
-
-    def __init__(self, run: GuidedRun, layout: Sequential) -> None:
-        self._run, self._layout = run, layout
-        self._conditional: tuple[Call, Any] | None = None  # the first call of the current step, and its output
-
-    def answer(self, call: Call) -> Any:
-        """A call with one branch."""
-        run, first = self._run, self._conditional
-        second = call.name == self._layout.unconditional or call.context in _UNCONDITIONAL
-        if not second and call.context not in _CONDITIONAL:
-            second = run.begun
-        if not second:
-            run.begin_step(call.time)
-            kept = call.kept()
-            self._conditional = (kept, run.count_one(call))
-            return self._conditional[1]
-        if not run.begun:
-            run.begin_step(call.time)
-            first = None
-        if first is None:
-            return run.count_one(call, further=True)
-        self._conditional = None
-        run.begin_guided_step(call.time)
-        return self._unconditional(*first, call)
-
-    def _unconditional(self, first: Call, output: Any, call: Call) -> Any:
-        """The unconditional output of a step, evaluated or predicted. first: the conditional call, and its output."""
-        run, layout = self._run, self._layout
-        (conditional,) = branch_terms(output, 1)
-        if not run.guide.evaluates(run.index):
-            run.count(0, instead_of=1)
-            return assemble(output, run.predict([conditional, conditional], layout)[1:])
-        run.visit(call, lambda sample, time: [branch_terms(c.with_sample(sample, time)(), 1)[0] for c in (first, call)])
-        own = run.count_one(call)
-        changed = run.observe([conditional, *branch_terms(own, 1)], layout)
-        return own if changed is None else assemble(own, changed[1:])
-
-
-def _term(branches: Sequence[Term], layout: Batched | Sequential) -> Term:
+def _term(branches: Sequence[Term], layout: Layout) -> Term:
     """The differences of the predicted branches, one after the other."""
     return tuple(d for k in layout.skipped for d in difference(branches[layout.cond], branches[k]))
 
 
-def _filled(branches: Sequence[Term], layout: Batched | Sequential, term: Term | None) -> list[Term]:
+def _filled(branches: Sequence[Term], layout: Layout, term: Term | None) -> list[Term]:
     """The branches with the predicted ones inserted: e_u = e_c - d."""
     filled, conditional = list(branches), branches[layout.cond]
     for place, k in enumerate(layout.skipped):

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-import torch
-
 from thg.errors import UnsupportedPipelineError
 from thg.pipelines.substitute import original_class
 
@@ -31,6 +29,13 @@ class Branches:
 
     branches: tuple[str, ...]
     predicted: tuple[str, ...]
+    denoisers: tuple[str, ...]
+    unconditional: str | None = None
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The names of all networks that run a branch."""
+        return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
 
     @functools.cached_property
     def cond(self) -> int:
@@ -74,11 +79,6 @@ class Batched(Branches):
                     f"predicted={self.predicted!r}: {name!r} is not a branch that a leap can skip; these are "
                     f"{', '.join(repr(own) for own in self.branches if own != 'cond')}: {example}"
                 )
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """The names of all networks that run a branch."""
-        return self.denoisers
 
     def at_present(self, pipe: Any) -> Batched:
         """The layout of the current call, with guidance on."""
@@ -133,11 +133,6 @@ class Sequential(Branches):
                 "predict the other; in another order the default works, thg.enable(pipe, thg.within(0.01))"
             )
 
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """The names of all networks that run a branch."""
-        return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
-
 
 @dataclass(frozen=True)
 class Delegates:
@@ -183,17 +178,6 @@ def unknown_layout(name: str) -> UnsupportedPipelineError:
         "layout=thg.Sequential() if each has a call of its own, conditional first. The default, "
         "thg.enable(pipe, thg.within(0.01)), needs no layout"
     )
-
-
-def guided_networks(pipe: Any, layout: Batched | Sequential) -> dict[torch.nn.Module, str]:
-    """The networks of a pipeline that take part in guidance, with their names."""
-    names = (*layout.networks, *((CONTROL,) if isinstance(layout, Batched) else ()))
-    networks = {part: name for name in names if isinstance(part := getattr(pipe, name, None), torch.nn.Module)}
-    if not set(networks.values()) & set(layout.denoisers):
-        raise UnsupportedPipelineError(
-            f"this {type(pipe).__name__} has no network under {' or '.join(layout.denoisers)}; load it first"
-        )
-    return networks
 
 
 @functools.cache

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.pipelines.calls import Call, at_least_float32, rows_of
+from thg.pipelines.calls import at_least_float32, rows_of
 from thg.pipelines.describe import obstacle_in
 from thg.pipelines.run import BROKEN, PipelineRun
+from thg.pipelines.substitute import original_class
 from thg.plans.leaps import Leaps, is_hopeless
 from thg.plans.planners import Planned
 from thg.plans.report import Summary, lost_in
@@ -33,44 +34,40 @@ BESIDE = ("controlnet", "adapter", "projection", "connector", "language_model")
 class SeenCall:
     """A network call of the last evaluated step.
 
-    shapes: of the tensors among its arguments. tensors: these, without keeping them alive. steady: whether each was the
-    same object in the evaluated step before: a condition of the run.
+    rows: of its output; 0 if the network is not counted. shapes: of the tensors among its arguments. tensors: these,
+    without keeping them alive. steady: whether each was the same object in the evaluated step before: a condition of
+    the run.
     """
 
-    module: Any
+    network: Any
     output: Any
+    rows: int
     shapes: tuple[Any, ...]
     tensors: tuple[weakref.ref[Tensor], ...]
     steady: tuple[bool, ...]
 
     @classmethod
-    def made(cls, call: Call, before: SeenCall | None) -> SeenCall:
-        """Makes a call. before: the same call of the evaluated step before."""
-        found = list(_tensors((call.args, call.kwargs)))
-        shapes = tuple(tuple(tensor.shape) for tensor in found)
-        steady = [False] * len(found)
-        if before is not None and before.module is call.module and before.shapes == shapes:
-            steady = [old() is new for old, new in zip(before.tensors, found, strict=True)]
-        references = tuple(weakref.ref(tensor) for tensor in found)
-        return cls(call.module, call(), shapes, references, tuple(steady))
+    def of(cls, network: Any, given: list[Tensor], output: Any, rows: int, before: SeenCall | None) -> SeenCall:
+        """A call that was made. before: the one in its place in the evaluated step before."""
+        shapes = tuple(tensor.shape for tensor in given)
+        steady = [False] * len(given)
+        if before is not None and before.network is network and before.shapes == shapes:
+            steady = [old() is new for old, new in zip(before.tensors, given, strict=True)]
+        return cls(network, output, rows, shapes, tuple(map(weakref.ref, given)), tuple(steady))
 
-    def repeats(self, call: Call) -> bool:
-        """Is this the same call at another time: the same network, shapes and conditions?"""
-        found = list(_tensors((call.args, call.kwargs)))
-        if call.module is not self.module or self.shapes != tuple(tuple(tensor.shape) for tensor in found):
+    def repeated_by(self, network: Any, given: list[Tensor]) -> bool:
+        """Is a call with these tensors the same one at another time: the same network, shapes and conditions?"""
+        if network is not self.network or self.shapes != tuple(tensor.shape for tensor in given):
             return False
-        conditions = zip(self.tensors, found, self.steady, strict=True)
+        conditions = zip(self.tensors, given, self.steady, strict=True)
         return all(old() is new for old, new, steady in conditions if steady)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
 
 
@@ -97,23 +94,22 @@ class Loop:
     def finished(self) -> bool:
         return self.index == self.run.steps
 
-    @property
-    def superseded(self) -> bool:
-        """Has the pipeline set new time steps?"""
-        return self.scheduler.timesteps is not self.timesteps
-
-    def observe(self, output: Tensor) -> Tensor:
+    def observe(self, output: Tensor, state: Any) -> Tensor:
         """The output to use in an evaluated step."""
         if output.shape != self.shape:
             self.leaps.forget()
         self.shape = output.shape
-        copied = (at_least_float32(output) if output.dtype != torch.float32 else output.clone(),)
-        used = self.leaps.observe(self.index, copied)
-        return output if used is copied else used[0].to(output.dtype)
+        copied = at_least_float32(output) if output.dtype != torch.float32 else output.clone()
+        leaping = (copied if self.run.velocity is None else self.run.leaping(self.index, copied, state),)
+        used = self.leaps.observe(self.index, leaping)
+        return output if used is leaping else self._landed(used[0], state).to(output.dtype)
 
-    def predict(self, output: Tensor) -> Tensor:
+    def predict(self, output: Tensor, state: Any) -> Tensor:
         """The output to use in a step without an evaluation."""
-        return self.leaps.predict(self.index)[0].to(output.dtype)
+        return self._landed(self.leaps.predict(self.index)[0], state).to(output.dtype)
+
+    def _landed(self, leapt: Tensor, state: Any) -> Tensor:
+        return leapt if self.run.velocity is None else self.run.landed(self.index, leapt, state)
 
     def advance(self, time: Any, used: Tensor, sample: Any) -> None:
         self.index, self.time = self.index + 1, time
@@ -139,39 +135,43 @@ class LeapingRun(PipelineRun):
         self._broken = False  # a call has changed after others were answered without the network
         self._index = 0  # of the next call
         self._rows = 0  # of the networks' outputs
-        for cache in self.caches:  # they act on the evaluated steps, in their own rhythm
-            cache.empty()
+        for _, empty in self.caches:  # they act on the evaluated steps, in their own rhythm
+            empty()
 
     def close(self) -> None:
         self._calls.clear()
-        for cache in self.caches:
-            cache.empty()
+        for _, empty in self.caches:
+            empty()
         for loop in self._loops:
             loop.leaps.forget()
             loop.scheduler = loop.timesteps = loop.time = None
 
     # -- a network's call
 
-    def answer(self, call: Call) -> Any:
-        """Answers a call of one of the pipeline's networks."""
+    def answer(self, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
         if self._stepped:
             self._begin_step()
         index, self._index = self._index, self._index + 1
-        if self._evaluating:  # calls that came before the loop are not repeated
-            known = (k for k in range(index, len(self._calls)) if self._calls[k].repeats(call))
-            del self._calls[index : next(known, index)]
-        seen = self._calls[index] if index < len(self._calls) else None
-        if seen is None or not seen.repeats(call):
+        given = list(_tensors((args, kwargs)))
+        for k in range(index, len(self._calls) if self._evaluating else index):
+            if self._calls[k].repeated_by(network, given):
+                del self._calls[index:k]  # calls that came before the loop are not repeated
+                break
+        before = self._calls[index] if index < len(self._calls) else None
+        repeated = before is not None and before.repeated_by(network, given)
+        if not repeated:
             self._break(at=index)
-        if not self._evaluating:
-            assert seen is not None
-            return seen.output
-        made = SeenCall.made(call, seen)
+        if before is not None and not self._evaluating:
+            return before.output
+        output = original_class(network).__call__(network, *args, **kwargs)
         self.ended = time.perf_counter()
-        self._calls[index : index + 1] = [made]
-        if not any(name in call.name for name in BESIDE):
-            self._rows += rows_of(made.output)
-        return made.output
+        if before is not None and repeated:
+            rows = before.rows
+        else:
+            rows = 0 if any(beside in name for beside in BESIDE) else rows_of(output)
+        self._calls[index : index + 1] = [SeenCall.of(network, given, output, rows, before)]
+        self._rows += rows
+        return output
 
     def _begin_step(self) -> None:
         self._stepped, self._broken, self._index, self._rows = False, False, 0, 0
@@ -182,10 +182,9 @@ class LeapingRun(PipelineRun):
             self._break(at=0)
 
     def _active(self) -> list[Loop]:
-        """The loops that are under way. None if everything has to be evaluated."""
-        if self.plain_because:
-            return []
-        return [loop for loop in self._loops if not loop.finished and not loop.superseded]
+        """The loops that are under way, over time steps that were not set anew; none if everything is evaluated."""
+        under_way = [loop for loop in self._loops if not loop.finished and loop.scheduler.timesteps is loop.timesteps]
+        return [] if self.plain_because else under_way
 
     def _break(self, at: int) -> None:
         """The outputs change for another reason than time: evaluates from this call on, and starts anew."""
@@ -199,8 +198,6 @@ class LeapingRun(PipelineRun):
 
     def step(self, scheduler: Any, output: Tensor, arguments: dict[str, Any]) -> Tensor:
         """The output that a scheduler gets in place of the pipeline's."""
-        if self.pipe is None:  # a copy of the scheduler that has outlived the run
-            return output
         if not self._evaluating and self._index < len(self._calls):  # calls are missing: guidance has ended
             self._break(at=self._index)
         if not self._stepped:
@@ -211,27 +208,28 @@ class LeapingRun(PipelineRun):
         moment = arguments.get("timestep")
         loop = next((loop for loop in self._active() if loop.scheduler is scheduler), None)
         if loop is None:
-            loop = self._begin_loop(scheduler, moment, arguments)
+            loop = self._begin_loop(scheduler, moment, arguments, output)
         elif _is_again(loop, moment):
             self.plain_because = "it makes several steps of its scheduler at one time"
         if self.plain_because or loop is None:
             return output
-        used = output
+        used, state = output, arguments.get("sample")
         if self._evaluating and not self._broken:
-            used = loop.observe(output)
+            used = loop.observe(output, state)
         elif not self._evaluating and output.shape == loop.shape:
-            used = loop.predict(output)
-        loop.advance(moment, used, arguments.get("sample"))
+            used = loop.predict(output, state)
+        loop.advance(moment, used, state)
         return used
 
-    def _begin_loop(self, scheduler: Any, moment: Any, arguments: dict[str, Any]) -> Loop | None:
+    def _begin_loop(self, scheduler: Any, moment: Any, arguments: dict[str, Any], output: Tensor) -> Loop | None:
         """Plans the steps of a scheduler. Waits for the device once; nothing else in a run does."""
         timesteps = getattr(scheduler, "timesteps", None)
         if timesteps is None or len(timesteps) == 0:
             self.plain_because = f"{type(scheduler).__name__} has no time steps"
             return None
+        alike = getattr(arguments.get("sample"), "shape", None) == output.shape
         run = replace(
-            self.described(scheduler, timesteps, obstacle_in(arguments), moment),
+            self.described(scheduler, timesteps, obstacle_in(arguments), moment, data_as_velocity=alike),
             guidance_scale=self._scales[-1] if self._scales else None,
             branches=max(1, self.plain_evaluations[-1]) if self.plain_evaluations else 1,
         )

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from thg.errors import ConcurrentRunError, UnsupportedPipelineError
-from thg.pipelines.calls import Call
 from thg.pipelines.guided import GuidedRun
 from thg.pipelines.identity import remembered
-from thg.pipelines.layouts import Batched, Sequential, guided_networks
+from thg.pipelines.layouts import CONTROL, Batched, Sequential
 from thg.pipelines.leaping import LeapingRun
 from thg.pipelines.run import PipelineRun
 from thg.pipelines.substitute import original_class, restore, substitute
@@ -137,14 +136,12 @@ def owner_of(pipe: Any) -> EnabledPipeline | None:
 
 def networks_of(pipe: Any, layout: Batched | Sequential | None) -> dict[torch.nn.Module, str]:
     """The networks of a pipeline that may run in its denoising loop, with their names; with a layout those in it."""
-    if layout is not None:
-        return guided_networks(pipe, layout)
-    networks = {
-        part: name
-        for name, part in vars(pipe).items()
-        if isinstance(part, torch.nn.Module) and not any(other in name for other in _OTHERS)
-    }
-    if not networks:
+    if layout is None:
+        names = [name for name in vars(pipe) if not any(other in name for other in _OTHERS)]
+    else:
+        names = [*layout.networks, *([CONTROL] if isinstance(layout, Batched) else [])]
+    networks = {part: name for name in names if isinstance(part := getattr(pipe, name, None), torch.nn.Module)}
+    if not networks or set(networks.values()) == {CONTROL}:
         raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no network that denoises; load it first")
     return networks
 
@@ -187,7 +184,7 @@ def _answered(self: Any, *args: Any, **kwargs: Any) -> Any:
     names = _networks.get(self, {})
     here = _current.get()
     if here is not None and here.owner in names:
-        return here.answer(Call(self, args, kwargs, names[here.owner], here.context))
+        return here.answer(self, args, kwargs, names[here.owner])
     if here is None:
         for owner in names:
             if owner.run is not None:

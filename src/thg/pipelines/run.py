@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from thg.pipelines.caches import caches_in
-from thg.pipelines.calls import Call
 from thg.pipelines.describe import describe
 from thg.pipelines.identity import fingerprint
 from thg.plans.report import Summary
@@ -43,7 +42,7 @@ class PipelineRun(ABC):
         self.context = ""
         self.calls_outside = 0
         self.caches = [cache for network in owner.networks for cache in caches_in(network)]
-        self.cache_names = tuple(sorted({cache.name for cache in self.caches}))
+        self.cache_names = tuple(sorted({name for name, _ in self.caches}))
         self.plain_because = ""  # why everything is evaluated from now on
         self.evaluations: list[int] = []  # of each step, per sample
         self.plain_evaluations: list[int] = []  # of the plain run
@@ -51,8 +50,8 @@ class PipelineRun(ABC):
         self.started = self.ended = time.perf_counter()
 
     @abstractmethod
-    def answer(self, call: Call) -> Any:
-        """Answers a call of one of the pipeline's networks."""
+    def answer(self, network: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+        """Answers a call of one of the pipeline's networks, which has this name in it."""
 
     @abstractmethod
     def step(self, scheduler: Any, output: Tensor, arguments: dict[str, Any]) -> Tensor:
@@ -84,11 +83,13 @@ class PipelineRun(ABC):
                 vars(self.pipe).setdefault(LENGTH, length)
             self.pipe = None
 
-    def described(self, scheduler: Any, timesteps: Any, obstacle: str, first: Any) -> RunInfo:
+    def described(
+        self, scheduler: Any, timesteps: Any, obstacle: str, first: Any, data_as_velocity: bool = False
+    ) -> RunInfo:
         """A loop over these time steps, which may end before the last of them. The arguments: as for `describe`."""
         found = vars(self.pipe).get(LENGTH)
         length = found if isinstance(found, int) and found > 0 else None
-        run = describe(scheduler, timesteps, obstacle, first, length)
+        run = describe(scheduler, timesteps, obstacle, first, length, data_as_velocity)
         return replace(run.part(0, min(length or run.steps, run.steps)), network=fingerprint(self.pipe))
 
     def summed_up(self, notes: Iterable[str], **found: Any) -> Summary:
@@ -128,35 +129,13 @@ class PipelineRun(ABC):
 # -- the schedulers of the pipeline, within a run
 
 
-class StepWatch:
-    """Replaces a scheduler's `step`, with the same signature, within a run of a pipeline."""
-
-    def __init__(self, scheduler: Any, step: Callable[..., Any], run: PipelineRun) -> None:
-        self._scheduler, self._step, self._run = scheduler, step, run
-        functools.update_wrapper(self, type(scheduler).step)
-        self.__signature__ = inspect.signature(step)
-        self._names = tuple(self.__signature__.parameters)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = dict(zip(self._names, args, strict=False)) | kwargs
-        output = arguments.pop(self._names[0], None)
-        if not isinstance(output, Tensor):
-            return self._step(*args, **kwargs)
-        return self._step(self._run.step(self._scheduler, output, arguments), **arguments)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Some pipelines make copies of their scheduler in each call; these are watched as well."""
-        copied = memo.get(id(self._scheduler), self._scheduler)
-        return StepWatch(copied, types.MethodType(type(copied).step, copied), self._run)
-
-
 @contextmanager
 def watched(run: PipelineRun) -> Iterator[None]:
     """Within a block, the schedulers of the run's pipeline get the outputs that `run.step` returns."""
     schedulers = [part for part in vars(run.pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
     before = [vars(scheduler).get("step") for scheduler in schedulers]
     for scheduler in schedulers:
-        scheduler.step = StepWatch(scheduler, scheduler.step, run)
+        scheduler.step = _watched_step(scheduler, run)
     try:
         yield
     finally:
@@ -165,3 +144,20 @@ def watched(run: PipelineRun) -> Iterator[None]:
                 scheduler.step = step
             else:
                 vars(scheduler).pop("step", None)
+
+
+def _watched_step(scheduler: Any, run: PipelineRun) -> types.MethodType:
+    """A method in place of a scheduler's `step`. Copies that the pipeline makes of the scheduler have it as well."""
+    plain = scheduler.step
+    names = tuple(inspect.signature(plain).parameters)
+
+    @functools.wraps(type(scheduler).step)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = plain if self is scheduler else types.MethodType(type(self).step, self)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        output = arguments.pop(names[0], None)
+        if not isinstance(output, Tensor) or run.pipe is None:  # a copy may outlive the run
+            return own(*args, **kwargs)
+        return own(run.step(self, output, arguments), **arguments)
+
+    return types.MethodType(step, scheduler)

@@ -191,7 +191,8 @@ def tapered(nfe: float = DEFAULT_NFE, *, shape: Shape | None = None) -> Tapered:
     everything is evaluated.
 
     nfe: a float is a share of the plain run's evaluations, an int a count.
-    shape: additional density of evaluations at the start and at the end of a run, (1, 2) unless given; (0, 0) is even.
+    shape: additional density of evaluations at the start and at the end of a run, (1, 1.5) unless given; (0, 0) is
+        even.
     """
     check_budget(nfe, least=0.0)
     shaped(shape)  # validates it

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.files import write_atomically
 from thg.plans.plan import Plan, Skips
-from thg.plans.run import RunInfo
+from thg.plans.run import Response, RunInfo
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,21 @@ class Prior:
         order: the error decreases with this power of their number.
         guidance: above guidance scale 5 the number grows with this power of w - 1.
         without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
+        amplified, amplification, most_amplified: where the solver adds outputs to the state with a total weight above
+            the first, errors of outputs grow, and the number of evaluations with this power of it, up to this factor.
     Where:
         by_index: the share of the density of evaluations that lies over step indices; the rest lies over angles.
+        deviation: of the data, for the angles arctan(sigma / (deviation alpha)).
         start, end: additional density of evaluations at both ends of a run, and the share of the run that it covers.
-        power: the weight of a leap is this power of the density that it covers.
+        start_by_guidance: that at the start grows with this power of (w - 1) / 4 above guidance scale 5, up to the
+            factor; strong guidance decides early what a picture shows.
+        power, response_power: the weight of a leap is the first power of the density that it covers, times the second
+            power of the response of the final state to the outputs that it skips.
         first: steps that are always evaluated at the start.
     How outputs are predicted:
         slope, corrector: see `Plan`.
     How much of the errors of leaps remains in the final state, for the estimate after a run:
-        remaining: if the network leaps, in the median of networks; from 0.03 to 0.6 on single ones.
+        remaining: if the network leaps, in the median of networks; from 0.06 to 0.5 on single ones.
         remaining_of_term: if the guidance term leaps. remaining_uncorrected: without a corrector.
         remaining_unknown: if the response of the solver is unknown. These three were fitted on the shipped models and
             on mixtures of Gaussians; `python -m benchmarks.fidelity` measures their accuracy.
@@ -52,14 +58,20 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
+    amplified: float = 15.0
+    amplification: float = 0.08
+    most_amplified: float = 1.2
     by_index: float = 0.6
+    deviation: float = 0.5
     start: tuple[float, float] = (1.0, 0.2)
-    end: tuple[float, float] = (2.0, 0.12)
+    end: tuple[float, float] = (1.5, 0.12)
+    start_by_guidance: tuple[float, float] = (2.5, 3.0)
     power: float = 4.0
-    first: int = 2
+    response_power: float = 0.4
+    first: int = 3
     slope: float = 0.95
     corrector: float = 0.85
-    remaining: float = 0.12
+    remaining: float = 0.16
     remaining_of_term: float = 0.34
     remaining_uncorrected: float = 0.9
     remaining_unknown: float = 0.5
@@ -76,6 +88,7 @@ FREE_STEPS = 5  # for each evaluated one
 USUAL_STEPS = 20
 MOST_DENSE = 100.0
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
+SMALLEST_RESPONSE = 0.02  # of the mean; the final state forgets outputs of networks that predict the data
 
 
 Shape = tuple[float, float]  # additional density of evaluations at the start and at the end of a run; (0, 0) is even
@@ -115,7 +128,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
 
     error: how far the final latents may be from those of the same run with all evaluations, relative to their norm. A
         target, not a guarantee: it is set without knowing the network. On networks that had no part in its choice,
-        85 % of the samples are within it (0 % in the worst of 168 cells, docs/log.md), and 99 % after
+        94 % of the samples are within it (2 % in the worst of 288 cells, docs/log.md), and 99 % after
         `thg.tune` (94 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
@@ -141,11 +154,20 @@ def evaluations_within(error: float, run: RunInfo, effort: float = 1.0, prior: P
     q = prior.power_of_steps
     tightness: float = (DEFAULT_ERROR / error) ** (1 / prior.order)
     count: float = effort * tightness * (prior.evaluations**-q + run.steps**-q) ** (-1 / q)
-    if run.guidance_scale is not None:
-        count *= max(1.0, (run.guidance_scale - 1) / 4) ** prior.guidance
-    if run.response is None:
-        count *= prior.without_corrector
+    count *= _strength(run) ** prior.guidance
+    count *= prior.without_corrector if run.response is None else amplification(run.response, prior)
     return min(run.steps, max(prior.fewest, math.floor(count + 0.5)))
+
+
+def _strength(run: RunInfo) -> float:
+    """Of guidance, above the usual scale of 5."""
+    return 1.0 if run.guidance_scale is None else max(1.0, (run.guidance_scale - 1) / 4)
+
+
+def amplification(response: Response, prior: Prior = PRIOR) -> float:
+    """The factor on evaluations where the solver amplifies errors of outputs."""
+    grown: float = max(1.0, response.total / prior.amplified) ** prior.amplification
+    return min(grown, prior.most_amplified)
 
 
 def predictable(run: RunInfo) -> bool:
@@ -162,32 +184,47 @@ def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
 
 
 def grid(run: RunInfo, count: int, prior: Prior = PRIOR) -> tuple[int, ...]:
-    """`count` steps: the first two, which a line needs, the last, which nothing corrects, and the best in between.
+    """`count` steps: the first three, the last, which nothing corrects, and the best in between.
 
-    The density is a mixture of one over the step indices and one over the angle arctan(sigma / alpha), which is the
-    distance that the state travels when it is scaled to unit variance: the same for every parametrisation of noise.
-    On a schedule with uneven steps neither alone is right.
+    Of less than a dozen only the first two: at most a quarter is spent on the start.
     """
-    first = min(prior.first, count - 1)
+    first = min(prior.first, max(2, count // 4), count - 1)
     if count >= run.steps or first < 1:
         return tuple(range(min(count, run.steps)))
-    inner = _cheapest_grid(_density(run, prior)[first - 1 :], count - first + 1, prior)
+    inner = _cheapest_grid(leap_weights(run, prior)[first - 1 :, first - 1 : -1], count - first + 1)
     return (*range(first - 1), *(first - 1 + i for i in inner))
 
 
 def leap_weights(run: RunInfo, prior: Prior = PRIOR) -> Array:
-    """The weight of each leap, [start, end], whose total the grids of the prior minimise."""
+    """The weight of each leap, [start, end], whose total the grids of the prior minimise.
+
+    A power of the density of evaluations that it covers, times one of the response of the final state to the outputs
+    that it skips; 0 for a leap to the next step, where nothing is predicted.
+    """
     density = _density(run, prior)
     covered = np.append(0.0, np.cumsum(density)) / density.sum()
     start, end = np.indices((run.steps, run.steps + 1))
     weights = np.maximum(covered[end] - covered[start], 0.0) ** prior.power
+    if run.response is not None:
+        response = np.abs(run.response.final)
+        response = np.maximum(response, SMALLEST_RESPONSE * response.mean())
+        reached = np.append(0.0, np.cumsum(response)) / response.sum()
+        weights *= np.maximum(reached[end] - reached[np.minimum(start + 1, run.steps)], 0.0) ** prior.response_power
     return np.where(end == start + 1, 0.0, weights)
 
 
 def _density(run: RunInfo, prior: Prior) -> Array:
-    """Of evaluations, at each step."""
+    """Of evaluations, at each step: a mixture of one over the step indices and one over the angle of a step.
+
+    The angle arctan(sigma / (deviation alpha)) is the same for every parametrisation of noise; it is the distance that
+    Gaussian data of this deviation travel when they are scaled to unit variance. On a schedule with uneven steps
+    neither alone is right.
+    """
+    power, most = prior.start_by_guidance
+    density_at_start, share_of_run = prior.start
+    prior = replace(prior, start=(density_at_start * min(_strength(run) ** power, most), share_of_run))
     density = _density_at((np.arange(run.steps) + 0.5) / run.steps, prior)
-    sizes = _angles(run)
+    sizes = _angles(run, prior)
     if sizes is None:
         return density
     by_angle = _density_at(np.cumsum(sizes) - sizes / 2, prior) * sizes
@@ -195,13 +232,13 @@ def _density(run: RunInfo, prior: Prior) -> Array:
     return np.asarray(share * density / density.mean() + (1 - share) * by_angle / by_angle.mean())
 
 
-def _angles(run: RunInfo) -> Array | None:
-    """The share of each step in the angle arctan(sigma / alpha) of a run; None if the noise levels are unknown."""
+def _angles(run: RunInfo, prior: Prior) -> Array | None:
+    """The share of each step in the angle of a run; None if the noise levels are unknown."""
     if run.log_snr is None:
         return None
     end = math.inf if run.end_log_snr is None else run.end_log_snr
-    angles = np.arctan(np.exp(-np.clip([*run.log_snr, end], -80.0, 80.0) / 2))
-    sizes = np.abs(np.diff(angles))
+    ratio = np.exp(-np.clip([*run.log_snr, end], -80.0, 80.0) / 2)
+    sizes = np.abs(np.diff(np.arctan(ratio / prior.deviation)))
     return np.asarray(sizes / sizes.sum()) if sizes.sum() > 0 else None
 
 
@@ -211,20 +248,16 @@ def _density_at(x: Array, prior: Prior) -> Array:
     return np.asarray(1 + start * np.exp(-((x / over) ** 2)) + end * np.exp(-(((1 - x) / under) ** 2)))
 
 
-def _cheapest_grid(density: Array, count: int, prior: Prior) -> tuple[int, ...]:
-    """The `count` steps, including the first and the last, whose leaps have the least total weight.
+def _cheapest_grid(weights: Array, count: int) -> tuple[int, ...]:
+    """The `count` steps, including the first and the last, whose leaps have the least total weight, [start, end].
 
-    The weight of a leap is a power of the density that it covers, and 0 for a leap to the next step, where nothing is
-    predicted. Found by dynamic programming over the last evaluation.
+    Found by dynamic programming over the last evaluation.
     """
-    steps = len(density)
-    covered = np.append(0.0, np.cumsum(density)) / np.sum(density)
+    steps = len(weights)
     longest = min(steps - 1, LONGEST_LEAP * steps // count)
     ends = np.arange(steps)[:, None]
     starts = ends - np.arange(1, longest + 1)  # row: the step where a leap ends; column: how long it is
-    weight = (covered[ends] - covered[np.maximum(starts, 0)]) ** prior.power
-    weight[:, 0] = 0.0
-    weight[starts < 0] = np.inf
+    weight = np.where(starts < 0, np.inf, weights[np.maximum(starts, 0), ends])
     best = np.where(np.arange(steps) == 0, 0.0, np.inf)  # of the grids so far, by their last step
     came_from = []
     for _ in range(count - 1):
@@ -267,7 +300,7 @@ class Tuned:
     the estimates of its runs. reached: the error that 95 % of other samples are expected to stay within, with this
     effort; above `error` if the tolerance cannot be kept. samples, steps, guidance_scale: of the runs that were
     compared. network, scheduler, precision: what they ran on. nfe, plain_nfe: evaluations per sample of such a run, and
-    of a plain one.
+    of a plain one. shape: of the grids, if another one than the default's suits this network clearly better.
     """
 
     error: float
@@ -282,10 +315,16 @@ class Tuned:
     precision: str = ""
     nfe: int = 0
     plain_nfe: int = 0
+    shape: Shape | None = None
     skips: ClassVar[Skips] = "network"
 
+    def __post_init__(self) -> None:
+        if self.shape is not None:  # a list in a file
+            object.__setattr__(self, "shape", tuple(self.shape))
+        shaped(self.shape)  # validates it
+
     def plan(self, run: RunInfo) -> Plan:
-        return network_plan(run, evaluations_within(self.error, run, self.effort))
+        return network_plan(run, evaluations_within(self.error, run, self.effort), shaped(self.shape))
 
     @property
     def kept(self) -> bool:

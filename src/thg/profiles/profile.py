@@ -98,6 +98,9 @@ class Constants:
     hare_rate: Moments
 
 
+MOMENTS = ("tortoise", "hare", "tortoise_rate", "hare_rate")
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """The measurements of a calibration, per step of its run.
@@ -240,16 +243,13 @@ def shipped_profile(network: str) -> Profile | None:
     return next((profile for profile in found if profile.about.network == network), None)
 
 
-_MOMENTS = ("tortoise", "hare", "tortoise_rate", "hare_rate")
-
-
 def _arrays_of(profile: Profile) -> dict[str, Array]:
     """The arrays of a profile's file, by name."""
     given = {"noise": profile.noise, "gram": profile.gram, "survival": profile.survival}
     arrays = {name: array for name, array in given.items() if array is not None}
     if (constants := profile.constants) is not None:
         arrays |= {"times": constants.times, "middle": constants.middle}
-        for name in _MOMENTS:
+        for name in MOMENTS:
             moments = getattr(constants, name)
             arrays |= {f"{name}.total": moments.total, f"{name}.squares": moments.squares}
     return arrays
@@ -268,7 +268,7 @@ def _from_document(document: Any) -> Profile:
     constants = None
     if "tortoise.total" in arrays:
         count = document.get("constants_samples", samples)
-        parts = {name: Moments(count, arrays[f"{name}.total"], arrays[f"{name}.squares"]) for name in _MOMENTS}
+        parts = {name: Moments(count, arrays[f"{name}.total"], arrays[f"{name}.squares"]) for name in MOMENTS}
         constants = Constants(arrays["times"], arrays["middle"], **parts)
     if found == OLD:
         return Profile(About(**about), samples, arrays["noise"], constants=constants)
@@ -299,7 +299,7 @@ def _validate(profile: Profile) -> None:
     if not math.isfinite(profile.state_norm) or profile.state_norm <= 0:
         raise ProfileError(f"state_norm must be above 0, not {profile.state_norm!r}")
     shapes = {"times": (n,), "noise": (n + 1,), "middle": (n - 1,), "gram": (n, n)}
-    shapes |= {f"{name}.{part}": (n - 1,) for name in _MOMENTS for part in ("total", "squares")}
+    shapes |= {f"{name}.{part}": (n - 1,) for name in MOMENTS for part in ("total", "squares")}
     shapes["survival"] = (len(profile.anchors),)
     for name, array in _arrays_of(profile).items():
         if array.shape != shapes[name]:
@@ -310,7 +310,7 @@ def _validate(profile: Profile) -> None:
             raise ProfileError(f"{name} holds negative numbers")
     if np.any(np.diff(profile.noise) > 0):
         raise ProfileError("the noise must fall along the run")
-    counts = [profile.samples, *(getattr(profile.constants, name).count for name in _MOMENTS if profile.constants)]
+    counts = [profile.samples, *(getattr(profile.constants, name).count for name in MOMENTS if profile.constants)]
     if not all(isinstance(count, int) and count >= 1 for count in counts):
         raise ProfileError(f"a profile needs at least 1 sample, not {counts!r}")
     gram = profile.gram

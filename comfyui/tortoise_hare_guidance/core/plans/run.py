@@ -61,6 +61,11 @@ class Response:
         """W_k: the response of the final state to the output of each call."""
         return tuple(self.matrix[-1].tolist())
 
+    @property
+    def total(self) -> float:
+        """The response of the final state to outputs of one size and any sign."""
+        return float(np.abs(self.matrix[-1]).sum())
+
     def part(self, start: int, end: int) -> Response:
         """The response restricted to the calls from `start` to `end`."""
         scales = None if self.scales is None else self.scales[start:end]
@@ -149,6 +154,9 @@ class RunInfo:
     clips: whether the scheduler clips what a network that predicts noise or velocity returns: nothing can be predicted.
     end_log_snr: where the last call's step ends, if that is not the end of the schedule.
     branches: network evaluations per step of the plain run; 2 with classifier-free guidance.
+    velocity: if the network predicts the data x0, and their velocity v = (a x - x0) / s leaps in their place: a and s
+        at each call. A solver forgets x0 at its next step, the network does not: what a leap has missed can be
+        corrected in v only. `response` is that to v.
     """
 
     steps: int
@@ -164,6 +172,7 @@ class RunInfo:
     clips: bool = False
     end_log_snr: float | None = None
     branches: int = 2
+    velocity: tuple[tuple[float, float], ...] | None = None
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> RunInfo:
@@ -182,4 +191,19 @@ class RunInfo:
             times=self.times and self.times[start:end],
             response=self.response and self.response.part(start, end),
             end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
+            velocity=self.velocity and self.velocity[start:end],
         )
+
+    def leaping(self, step: int, output: Tensor, state: Tensor) -> Tensor:
+        """What leaps instead of a network's output in this state: the output itself, or the data's velocity."""
+        if self.velocity is None:
+            return output
+        a, s = self.velocity[step]
+        return (a * state.to(output.dtype) - output) / s
+
+    def landed(self, step: int, leapt: Tensor, state: Tensor) -> Tensor:
+        """The output that belongs to what has leapt."""
+        if self.velocity is None:
+            return leapt
+        a, s = self.velocity[step]
+        return a * state.to(leapt.dtype) - s * leapt
