@@ -173,6 +173,7 @@ def prove(folder: Path, chosen: Sequence[Cell], lines: Lines) -> Iterator[str]:
                 progress=False,
             )
             row: dict[str, Any] = {"cell": name, "tuned": str(tuned), "effort": tuned.effort, "reached": tuned.reached}
+            row["shape"] = tuned.shape
             for moment, plan in (("before", thg.within(error)), ("after", tuned)):
                 x, report = final(pipe, cell, plan, TESTING, TESTED)
                 assert report is not None

@@ -273,6 +273,10 @@ def test_a_folder_of_another_calibration_is_refused(tmp_path):
     thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
     with pytest.raises(thg.errors.ProfileError, match=r"with other settings \(seed\)"):
         thg.calibrate(pipe, PROMPTS[:1], folder=tmp_path / "parts", seed=1, **arguments)
+    half = stable_diffusion()
+    half.unet.to(torch.bfloat16)
+    with pytest.raises(thg.errors.ProfileError, match=r"with other settings \(network, precision\)"):
+        thg.calibrate(half, PROMPTS[:1], folder=tmp_path / "parts", **arguments)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep me")
     with pytest.raises(thg.errors.ProfileError, match="not empty"):

@@ -28,8 +28,8 @@ def wide_mixture() -> GaussianMixture:
     return GaussianMixture(torch.from_numpy(rng.normal(size=(8, 16))), 0.7 * ones, ones, torch.arange(8) % 2)
 
 
-def noise(count: int, seed: int) -> torch.Tensor:
-    return torch.randn(count, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def noise(count: int, seed: int, dimension: int = 16) -> torch.Tensor:
+    return torch.randn(count, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("error", [0.005, 0.01])
@@ -47,6 +47,25 @@ def test_a_denoiser_keeps_the_tolerance_on_other_samples(error):
     assert found.nfe < plain.nfe
     ratios = errors / torch.tensor(found.summary.estimated_error, dtype=torch.float64)
     assert 0.5 < float(ratios.median()) < 2
+
+
+def test_another_shape_is_taken_where_it_is_clearly_better(tmp_path):
+    """On this mixture errors do not come from the ends of a run: even leaps need fewer evaluations."""
+    schedule = thg.Schedule.flow(50, time=(1, 0))
+    network = GaussianMixture.random(seed=1, dimension=6).denoiser(schedule, 0)
+    run = {"schedule": schedule, "guidance_scale": 3.0}
+    tuned = thg.tune(network, None, x=noise(16, 1, 6), batch_size=16, progress=False, **run)
+    assert tuned.kept
+    assert tuned.shape == (0, 0)
+    x = noise(64, 2, 6)
+    plans = (thg.tapered(1.0), tuned, thg.tapered(tuned.nfe))
+    plain, found, usual = (thg.sample(network, x, plan, **run) for plan in plans)
+    assert found.nfe == usual.nfe == tuned.nfe
+    errors, others = ((other.x - plain.x).norm(dim=1) / plain.x.norm(dim=1) for other in (found, usual))
+    assert float((errors <= 0.01).double().mean()) >= 0.95
+    assert float(others.quantile(0.95)) > 1.5 * float(errors.quantile(0.95))
+    tuned.save(tmp_path / "tuned.json")
+    assert Tuned.load(tmp_path / "tuned.json") == tuned
 
 
 def test_a_pipeline_is_tuned_once_and_found_again(cache, tmp_path):
@@ -85,6 +104,21 @@ def test_what_cannot_be_kept_is_said():
     missed = Tuned(0.001, 6.0, 1.0, 0.004, 16, 20)
     assert not missed.kept
     assert str(missed) == "tuned on 16 samples: 95 % within 0.4%, not 0.1%"
+
+
+SHAPED = (
+    '{"format": "thg-tuned-1", "error": 0.01, "effort": 1, "factor": 1, "reached": 0.01, "samples": 1, "steps": 9, %s}'
+)
+
+
+@pytest.mark.parametrize("shape", ['"shape": [1]', '"shape": 3', '"shape": [1, -2]', '"form": 1'])
+def test_a_file_with_another_shape_is_refused(tmp_path, shape):
+    path = tmp_path / "tuned.json"
+    path.write_text(SHAPED % '"shape": [1, 2]')
+    assert Tuned.load(path).shape == (1, 2)
+    path.write_text(SHAPED % shape)
+    with pytest.raises(PlanError, match=r"run thg\.tune again"):
+        Tuned.load(path)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": "thg-tuned-1"}', '{"format": "thg-tuned-9", "error": 0.01}'])

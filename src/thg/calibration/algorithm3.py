@@ -23,11 +23,17 @@ from thg.ode.curves import content, express
 from thg.plans.guide import Evaluate
 from thg.plans.run import RunInfo, Term
 from thg.profiles.planner import state_at
+from thg.profiles.profile import MOMENTS
 from thg.rows import Rows
+
+Pair = tuple[Tensor, Tensor]
 
 
 class Recorder:
-    """Measures one run of a batch. `measured` holds one row per sample when the run has ended."""
+    """Measures one run of a batch. `measured` holds one row per sample when the run has ended.
+
+    Of several calls at one time (Heun, PLMS) the last counts.
+    """
 
     plan = None
 
@@ -36,10 +42,10 @@ class Recorder:
         self._place = -1  # on the grid of distinct times
         self._input: Any = None  # the network's input at the last time
         self._time: Any = None
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # e_c and d of the last two times, one row per sample
-        self._normal: list[tuple[Tensor, Tensor]] = []  # the same as `_normalised`
-        self._norms: dict[str, list[Tensor]] = {"tortoise": [], "hare": [], "tortoise_rate": [], "hare_rate": []}
-        self._times: list[float] = []
+        # at the last two places, one row per sample: e_c and d, and the same as `_normalised`
+        self._pairs: dict[int, tuple[Pair, Pair]] = {}
+        self._norms: dict[str, dict[int, Tensor]] = {name: {} for name in MOMENTS}
+        self._times: dict[int, float] = {}
 
     def evaluates(self, step: int) -> bool:
         return True
@@ -49,7 +55,7 @@ class Recorder:
 
     def visit(self, step: int, sample: Any, time: Any, evaluate: Evaluate) -> None:
         """Before a network call at a new time: measures at the midpoint between the last time and this one."""
-        if not self._repeats(step):
+        if step == 0 or self._run.positions[step] != self._run.positions[step - 1]:
             if self._place >= 0:
                 p, q = self._grid.midpoint_weights(self._place)
                 between = combined(self._input, sample, p, q)
@@ -59,21 +65,16 @@ class Recorder:
         self._input, self._time = sample, time
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
+        place = self._place
         pair = self._rows(conditional, self._input), self._rows(term, self._input)
-        if len(self._times) > self._place:  # another call at the same time (Heun, PLMS): the later one counts
-            self._pairs.pop()
-            self._normal.pop()
-            if self._place > 0:
-                self._norms["tortoise_rate"].pop()
-                self._norms["hare_rate"].pop()
-        else:
-            self._times.append(self._time_of(step))
-        if self._place > 0:
-            apart = abs(self._times[-1] - self._times[-2]) or 1.0
-            for name, now, before in zip(("tortoise_rate", "hare_rate"), pair, self._pairs[-1], strict=True):
-                self._norms[name].append((now - before).norm(dim=1) / apart)
-        normal = self._normalised(self._input, conditional, term, self._grid.noise[self._place])
-        self._pairs, self._normal = [*self._pairs[-1:], pair], [*self._normal[-1:], normal]
+        normal = self._normalised(self._input, conditional, term, self._grid.noise[place])
+        self._pairs[place] = pair, normal
+        self._pairs.pop(place - 2, None)
+        self._times[place] = self._run.times[step] if self._run.times is not None else float(-step)
+        if place > 0:
+            apart = abs(self._times[place] - self._times[place - 1]) or 1.0
+            for name, now, before in zip(("tortoise_rate", "hare_rate"), pair, self._pairs[place - 1][0], strict=True):
+                self._norms[name][place] = (now - before).norm(dim=1) / apart
         return None
 
     def measured(self) -> Rows:
@@ -83,28 +84,22 @@ class Recorder:
                 f"guidance was on at {len(self._times)} of {self._grid.steps} time steps, and Algorithm 3 needs all of "
                 "them; set guidance_scale above 1, and no guidance interval or cut-off in the pipeline"
             )
-        rows: Rows = {name: torch.stack(values, dim=1).double().cpu().numpy() for name, values in self._norms.items()}
-        same = {"times": np.array(self._times), "middle": self._grid.middle}
+        norms = {name: torch.stack(list(found.values()), dim=1) for name, found in self._norms.items()}
+        rows: Rows = {name: values.double().cpu().numpy() for name, values in norms.items()}
+        same = {"times": np.array(list(self._times.values())), "middle": self._grid.middle}
         return finite(rows | {name: np.tile(values, (self._batch, 1)) for name, values in same.items()})
 
-    def _repeats(self, step: int) -> bool:
-        return step > 0 and self._run.positions[step] == self._run.positions[step - 1]
-
-    def _time_of(self, step: int) -> float:
-        return self._run.times[step] if self._run.times is not None else float(-step)
-
-    def _compare(self, pair: tuple[Tensor, Tensor]) -> None:
+    def _compare(self, pair: Pair) -> None:
         """|| e_c(x_m) - its extrapolation || and the same for d; the extrapolation is the solver's."""
-        slope = 0.0  # of a first-order solver
-        if self._grid.order > 1 and len(self._normal) > 1:
-            before, start = self._grid.noise[self._place - 1], self._grid.noise[self._place]
-            slope = float((self._grid.middle[self._place] - start) / (start - before))
-        for name, value, last, earlier in zip(
-            ("tortoise", "hare"), pair, self._normal[-1], self._normal[0], strict=True
-        ):
-            self._norms[name].append((value - last.lerp(earlier, -slope)).norm(dim=1))
+        place, slope = self._place, 0.0  # of a first-order solver
+        if self._grid.order > 1 and place > 0:
+            before, start = self._grid.noise[place - 1 : place + 1]
+            slope = float((self._grid.middle[place] - start) / (start - before))
+        last, earlier = self._pairs[place][1], self._pairs[max(place - 1, 0)][1]
+        for name, value, a, b in zip(("tortoise", "hare"), pair, last, earlier, strict=True):
+            self._norms[name][place] = (value - a.lerp(b, -slope)).norm(dim=1)
 
-    def _normalised(self, sample: Any, conditional: Term, term: Term, noise: float) -> tuple[Tensor, Tensor]:
+    def _normalised(self, sample: Any, conditional: Term, term: Term, noise: float) -> Pair:
         """e_c and d as the quantity that the solver holds over a step: velocity for flow models, otherwise eps."""
         e_c, d = self._rows(conditional, sample), self._rows(term, sample)
         if self._grid.prediction in ("epsilon", "flow"):
@@ -150,14 +145,18 @@ def rows_of(term: Term, sample: Any, batch: int, both: bool = False) -> Tensor:
     parts = []
     for value in term:
         if value.shape[0] % batch or (not both and value.shape[0] != batch):
-            raise UnsupportedPipelineError(
-                f"the network gave {value.shape[0]} rows for {batch} prompts; thg cannot assign them to "
-                "samples. Calibrate with batch_size=1"
-            )
+            raise unassigned(value.shape[0], batch)
         if value.ndim > 2 and sample.ndim == value.ndim and value.shape[1] == 2 * sample.shape[1]:
             value = value[:, : sample.shape[1]]  # the other half is a learned variance
         parts.append(value[:batch].float().flatten(1))
     return torch.cat(parts, dim=1)
+
+
+def unassigned(rows: int, batch: int) -> UnsupportedPipelineError:
+    return UnsupportedPipelineError(
+        f"the network gave {rows} rows for {batch} prompts; thg cannot assign them to samples. Calibrate with "
+        "batch_size=1"
+    )
 
 
 def finite(rows: Rows) -> Rows:

@@ -12,29 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thg.calibration.algorithm3 import Recorder, finite
+from thg.calibration.algorithm3 import Recorder, finite, unassigned
 from thg.calibration.subjects import Subject, progress_bar, subject_of
 from thg.distribution import versions
-from thg.errors import ProfileError, UnsupportedPipelineError
-from thg.ode.curves import Prediction
+from thg.errors import ProfileError
 from thg.ode.integrate import Interval
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines.layouts import Batched, Sequential
-from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.planners import Planned, tapered
+from thg.plans.planners import Planned, Planner, tapered, uniform
 from thg.plans.run import RunInfo, Term
-from thg.processes import Process, batches
+from thg.processes import Process
 from thg.profiles.planner import output_weight
-from thg.profiles.profile import About, Constants, Moments, Profile, exact_sum
+from thg.profiles.profile import MOMENTS, About, Constants, Moments, Profile, exact_sum
 from thg.rows import RowFolder, Rows
 
 ANCHORS = 8  # steps at which it is measured how much of an error survives, at most
@@ -98,19 +96,24 @@ def calibrate(
     process = Process.current()
     if process.count > 1 and folder is None:
         raise ProfileError("several processes need a folder to share: calibrate(..., folder='calibration')")
+    turns = sensitivity if subject.steps >= 4 else 0
+    settings = {**subject.settings(), "sensitivity": turns, "measured": "outputs"}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    sensitivity = sensitivity if subject.steps >= 4 else 0
-    settings = {**subject.settings(), "sensitivity": sensitivity, "measured": "outputs"}
     rows = RowFolder(None if folder is None else Path(folder), settings, today)
-    work = _Work(subject, batch_size, sensitivity, algorithm3, rows)
-    ahead = sum(work.cost(kind, samples) for kind, samples in work.units(process)) // process.count
+    anchors = _anchors(subject, turns)
+    measure: dict[str, Callable[[Sequence[int]], Rows]] = {
+        "samples": lambda batch: _outputs(subject, batch, anchors, turns)
+    }
+    if algorithm3:
+        measure["algorithm3"] = lambda batch: _constants(subject, batch)
+    left = rows.missing(list(measure), subject.samples, batch_size)
     shown = progress and process.rank == 0
-    with progress_bar(ahead, "eval", "calibrating", shown) as advance, subject.quiet():
-        for kind, samples in work.units(process):
+    with progress_bar(len(left) // process.count, "batch", "calibrating", shown) as advance, subject.quiet():
+        for kind, samples in left:
             if not rows[kind].has(samples):  # done by another process in the meantime
-                rows[kind].add(samples, work.measure[kind](samples))
-                advance(work.cost(kind, samples))
-    return work.profile(seed)
+                rows[kind].add(samples, measure[kind](samples))
+                advance(1)
+    return _profile(subject, rows, anchors, algorithm3, seed)
 
 
 # -- runs that measure
@@ -184,161 +187,119 @@ def _disturbed(before: Tensor, now: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Follows(Planned):
-    """Makes the runs of a pipeline, one of each scheduler that it steps, and keeps them."""
+    """Makes what follows the runs of a pipeline, one for each scheduler that it steps, and keeps them."""
 
-    make: Callable[[int, RunInfo], PlainRun]
-    made: list[PlainRun]
+    make: Callable[[int, RunInfo], Any]
+    made: list[Any]
 
-    def leaps(self, run: RunInfo) -> Leaps:
+    def leaps(self, run: RunInfo) -> Any:
         self.made.append(self.make(len(self.made), run))
         return self.made[-1]
 
-
-class _Guides:
-    """Makes one guide and keeps it."""
-
-    def __init__(self, make: Callable[[RunInfo], Recorder]) -> None:
-        self._make = make
-        self.made: list[Recorder] = []
-
-    def guide(self, run: RunInfo) -> Guide:
-        self.made.append(self._make(run))
-        return self.made[-1]
+    guide = leaps
 
 
-# -- the work
-
-
-@dataclass
-class _Work:
-    """A calibration: what is measured, on which samples, and how it becomes a profile."""
-
-    subject: Subject
-    batch_size: int
-    sensitivity: int
-    algorithm3: bool
-    rows: RowFolder
-
-    @property
-    def measure(self) -> dict[str, Callable[[Sequence[int]], Rows]]:
-        paper = {"algorithm3": self._constants} if self.algorithm3 else {}
-        return {"samples": self._outputs, **paper}
-
-    def units(self, process: Process) -> list[tuple[str, list[int]]]:
-        """The batches that are not measured yet: the share of this process, then those of the others.
-
-        Batches are assigned by their index, whether done or not, so that processes that start at different times agree.
-        A process that has finished its share works on those of the others, from their ends, instead of waiting: each
-        process ends with the whole profile, also if another one was killed.
-        """
-        every = [(kind, batch) for kind in self.measure for batch in batches(self.subject.samples, self.batch_size)]
-        done = {kind: self.rows[kind].done() for kind in self.measure}
-        shares = [every[rank :: process.count] for rank in range(process.count)]
-        others = [share for rank, share in enumerate(shares) if rank != process.rank]
-        ordered = [*shares[process.rank], *(unit for share in others for unit in reversed(share))]
-        left = ((kind, [i for i in batch if i not in done[kind]]) for kind, batch in ordered)
-        return [(kind, samples) for kind, samples in left if samples]
-
-    def cost(self, kind: str, samples: Sequence[int]) -> int:
-        """Network evaluations, about."""
-        runs = 2 if kind == "algorithm3" else 1 + self.sensitivity
-        return 2 * runs * self.subject.steps * len(samples)
-
-    @property
-    def anchors(self) -> tuple[int, ...]:
-        """The steps at which an error is made: spread from 1 to N-2."""
-        last = self.subject.steps - 2
-        count = min(ANCHORS, last, self.sensitivity * self.subject.samples)
-        return tuple(int(k) for k in np.unique(np.round(np.linspace(1, last, count)))) if count > 0 else ()
-
-    def _outputs(self, samples: Sequence[int]) -> Rows:
-        """Of each sample: the Gram matrix of its outputs, the norm of its last state, and what survived of errors."""
-        plain = self._runs(samples, lambda _, run: PlainRun(run))
-        grid, places = self.subject.grid(plain[0].run), _places(plain[0].run)
-        values = torch.cat(
-            [torch.stack([_rows(run.outputs[call], samples) for call in places], dim=1) for run in plain], dim=2
+def _followed(
+    subject: Subject, samples: Sequence[int], planner: Planner, make: Callable[[int, RunInfo], Any]
+) -> list[Any]:
+    """One run of these samples, and what has followed it. planner: of the kind of plans that `make` follows."""
+    follows = _Follows(planner, make, [])
+    _, report = subject.run(samples, follows)
+    if report.caches:
+        raise ProfileError(
+            f"{report.caches[0]} is inside the network, so its outputs are not the network's own; disable it, "
+            "calibrate, and enable it again"
         )
-        doubled = values.to("cpu", torch.float64)
-        rows: Rows = {"gram": torch.bmm(doubled, doubled.transpose(1, 2)).numpy()}
-        rows["state"] = _states(plain, samples).norm(dim=1, keepdim=True).double().cpu().numpy()
-        rows["solver"] = np.tile([float(grid.order), float(_KINDS.index(grid.prediction))], (len(samples), 1))
-        rows["noise"] = np.tile(grid.noise, (len(samples), 1))
-        rows["survival"] = np.zeros((len(samples), len(self.anchors)))  # 0: not measured on this sample
-        for turn in range(self.sensitivity if self.anchors else 0):
-            chosen = [(i * self.sensitivity + turn) % len(self.anchors) for i in samples]
-            held = [self.anchors[which] for which in chosen]
-            calls = [places[k] for k in held]
-            again = self._runs(samples, lambda i, run, calls=calls: DisturbedRun(plain[i], calls))  # type: ignore[misc]
-            moved = (_states(again, samples) - _states(plain, samples)).norm(dim=1)
-            errors = torch.stack([run.caused() for run in again]).sum(0).sqrt()  # type: ignore[attr-defined]
-            for row, (which, k) in enumerate(zip(chosen, held, strict=True)):
-                caused = abs(output_weight(grid.prediction, grid.noise[k], grid.noise[k + 1])) * float(errors[row])
-                rows["survival"][row, which] = float(moved[row]) / caused if caused > 0 else 1.0
-        return finite(rows)
-
-    def _constants(self, samples: Sequence[int]) -> Rows:
-        """Algorithm 3."""
-        maker = _Guides(lambda run: Recorder(run, self.subject.grid(run), len(samples)))
-        self.subject.run(samples, maker)
-        self._require(maker.made)
-        return maker.made[-1].measured()
-
-    def _runs(self, samples: Sequence[int], make: Callable[[int, RunInfo], PlainRun]) -> list[PlainRun]:
-        """One run of the subject, for each of its schedulers."""
-        follows = _Follows(tapered(1.0), make, [])
-        _, report = self.subject.run(samples, follows)
-        if report.caches:
-            raise ProfileError(
-                f"{report.caches[0]} is inside the network, so its outputs are not the network's own; disable it, "
-                "calibrate, and enable it again"
-            )
-        self._require(follows.made)
-        if any(run.run.steps != follows.made[0].run.steps or run.state is None for run in follows.made):
-            raise ProfileError("calibration measures a single loop over the time steps, which runs to its end")
-        return follows.made
-
-    def _require(self, runs: Sequence[object]) -> None:
-        if not runs:
-            name = self.subject.about()["pipeline"]
-            raise ProfileError(f"{name} ran without calling its network; nothing was measured")
-
-    def profile(self, seed: int) -> Profile:
-        rows, constants, count = self.rows["samples"].read(), None, self.subject.samples
-        if self.algorithm3:
-            paper = self.rows["algorithm3"].read()
-            parts = {name: Moments.of(paper[name]) for name in ("tortoise", "hare", "tortoise_rate", "hare_rate")}
-            constants = Constants(paper["times"][0], paper["middle"][0], **parts)
-            count = min(count, len(paper["times"]))
-        if min(count, len(rows["gram"])) != self.subject.samples:
-            raise ProfileError(f"only {count} of {self.subject.samples} samples are measured; run it again")
-        order, kind = rows["solver"][0]
-        about = About(
-            **self.subject.about(),
-            prediction=_KINDS[int(kind)],
-            order=int(order),
-            steps=self.subject.steps,
-            guidance_scale=self.subject.guidance_scale,
-            seed=seed,
-            date=self.rows.date,
-            versions=versions(),
-        )
-        measured = np.count_nonzero(rows["survival"], axis=0)
-        survival = np.sqrt(exact_sum(rows["survival"] ** 2) / np.maximum(measured, 1))
-        norm = float(np.sqrt(exact_sum(rows["state"] ** 2)[0] / count))
-        gram = exact_sum(rows["gram"]) / count
-        return Profile(
-            about,
-            count,
-            rows["noise"][0],
-            (gram + gram.T) / 2,
-            self.anchors,
-            survival if self.anchors else None,
-            norm,
-            constants,
-        )
+    if not follows.made:
+        raise ProfileError(f"{report.pipeline} ran without calling its network; nothing was measured")
+    return follows.made
 
 
-_KINDS: tuple[Prediction, ...] = get_args(Prediction)
+def _plain_runs(subject: Subject, samples: Sequence[int], make: Callable[[int, RunInfo], PlainRun]) -> list[PlainRun]:
+    runs = _followed(subject, samples, tapered(1.0), make)
+    if any(run.run.steps != runs[0].run.steps or run.state is None for run in runs):
+        raise ProfileError("calibration measures a single loop over the time steps, which runs to its end")
+    return runs
+
+
+# -- the rows of a batch, and the profile of all
+
+
+def _anchors(subject: Subject, turns: int) -> tuple[int, ...]:
+    """The steps at which an error is made: spread from 1 to N-2."""
+    last = subject.steps - 2
+    count = min(ANCHORS, last, turns * subject.samples)
+    return tuple(int(k) for k in np.unique(np.round(np.linspace(1, last, count)))) if count > 0 else ()
+
+
+def _outputs(subject: Subject, samples: Sequence[int], anchors: Sequence[int], turns: int) -> Rows:
+    """Of each sample: the Gram matrix of its outputs, the norm of its last state, and what survived of errors."""
+    plain = _plain_runs(subject, samples, lambda _, run: PlainRun(run))
+    grid, places = subject.grid(plain[0].run), _places(plain[0].run)
+    values = torch.cat(
+        [torch.stack([_rows(run.outputs[call], samples) for call in places], dim=1) for run in plain], dim=2
+    ).to("cpu", torch.float64)
+    states = _states(plain, samples)
+    survival = np.zeros((len(samples), len(anchors)))  # 0: not measured on this sample
+    for turn in range(turns if anchors else 0):
+        chosen = [(i * turns + turn) % len(anchors) for i in samples]
+        calls = [places[anchors[which]] for which in chosen]
+        again = _plain_runs(subject, samples, lambda i, run, calls=calls: DisturbedRun(plain[i], calls))  # type: ignore[misc]
+        moved = (_states(again, samples) - states).norm(dim=1)
+        errors = torch.stack([run.caused() for run in again]).sum(0).sqrt()  # type: ignore[attr-defined]
+        for row, which in enumerate(chosen):
+            start, end = grid.noise[anchors[which] : anchors[which] + 2]
+            caused = abs(output_weight(grid.prediction, start, end)) * float(errors[row])
+            survival[row, which] = float(moved[row]) / caused if caused > 0 else 1.0
+    return finite(
+        {
+            "gram": torch.bmm(values, values.transpose(1, 2)).numpy(),
+            "state": states.norm(dim=1, keepdim=True).double().cpu().numpy(),
+            "noise": np.tile(grid.noise, (len(samples), 1)),
+            "survival": survival,
+        }
+    )
+
+
+def _constants(subject: Subject, samples: Sequence[int]) -> Rows:
+    """Algorithm 3."""
+    recorders = _followed(
+        subject, samples, uniform(every=1), lambda _, run: Recorder(run, subject.grid(run), len(samples))
+    )
+    found: Rows = recorders[-1].measured()
+    return found
+
+
+def _profile(subject: Subject, rows: RowFolder, anchors: tuple[int, ...], algorithm3: bool, seed: int) -> Profile:
+    constants, every = None, range(subject.samples)
+    found = rows["samples"].read(every)
+    if algorithm3:
+        paper = rows["algorithm3"].read(every)
+        parts = {name: Moments.of(paper[name]) for name in MOMENTS}
+        constants = Constants(paper["times"][0], paper["middle"][0], **parts)
+    measured = np.count_nonzero(found["survival"], axis=0)
+    survival = np.sqrt(exact_sum(found["survival"] ** 2) / np.maximum(measured, 1))
+    gram = exact_sum(found["gram"]) / subject.samples
+    about = About(
+        **subject.about(),
+        prediction=subject.prediction,
+        order=subject.order,
+        steps=subject.steps,
+        guidance_scale=subject.guidance_scale,
+        seed=seed,
+        date=rows.date,
+        versions=versions(),
+    )
+    return Profile(
+        about,
+        subject.samples,
+        found["noise"][0],
+        (gram + gram.T) / 2,
+        anchors,
+        survival if anchors else None,
+        float(np.sqrt(exact_sum(found["state"] ** 2)[0] / subject.samples)),
+        constants,
+    )
 
 
 def _places(run: RunInfo) -> list[int]:
@@ -349,10 +310,7 @@ def _places(run: RunInfo) -> list[int]:
 def _rows(value: Tensor, samples: Sequence[int]) -> Tensor:
     """One row of numbers per sample."""
     if len(value) % len(samples):
-        raise UnsupportedPipelineError(
-            f"the network gave {len(value)} rows for {len(samples)} prompts; thg cannot assign them to samples. "
-            "Calibrate with batch_size=1"
-        )
+        raise unassigned(len(value), len(samples))
     return value.float().reshape(len(samples), -1)
 
 

@@ -29,7 +29,7 @@ from thg.ode.schedule import Schedule
 from thg.ode.schedulers import adds_noise, order_of, prediction_of, read_schedule
 from thg.ode.solvers import Solver, ddim
 from thg.pipelines import enabled, summary
-from thg.pipelines.identity import fingerprint
+from thg.pipelines.identity import fingerprint, identity
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Choice
 from thg.plans.report import Summary
@@ -57,7 +57,7 @@ def subject_of(
 ) -> Subject:
     """From the arguments of `calibrate` and `tune`."""
     if schedule is None and x is None:
-        return Pipeline.of(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
+        return Pipeline(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
     if schedule is None:
         raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
     if steps not in (None, schedule.steps) or call or layout:
@@ -72,22 +72,11 @@ def _checked_scale(scale: Any, least: float = 1.0) -> float:
     return float(scale)
 
 
-@dataclass
 class Pipeline:
     """A pipeline of diffusers and its prompts. layout: of its branches, for the paper's measurement."""
 
-    pipe: Any
-    prompts: list[Any]
-    prompt_name: str
-    arguments: dict[str, Any]
-    steps: int
-    guidance_scale: float
-    seed: int
-    layout: Any = None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         pipe: Any,
         prompts: Any,
         steps: int | None,
@@ -95,7 +84,7 @@ class Pipeline:
         seed: int,
         call: Mapping[str, Any],
         layout: Any,
-    ) -> Pipeline:
+    ) -> None:
         if prompts is None or isinstance(prompts, str) or not len(prompts):
             raise ProfileError(
                 "prompts must be a list with at least one prompt: calibrate(pipe, ['a red bicycle', ...])"
@@ -108,29 +97,42 @@ class Pipeline:
                 "pipeline. A denoiser of your own needs schedule= and x=: thg.calibrate(denoiser, conditions, x=noise, "
                 "schedule=thg.Schedule.vp(50), guidance_scale=4)"
             )
-        scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
         steps = accepted["num_inference_steps"].default if steps is None else steps
-        default = accepted[scale_name].default if scale_name in accepted else 1.0
-        scale = max(1.0, _checked_scale(default if guidance_scale is None else guidance_scale, 0.0))
         if not isinstance(steps, int) or steps < 2:
             raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
-        arguments = {**call, "num_inference_steps": steps}
+        self.arguments = {**call, "num_inference_steps": steps}
+        scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
+        if guidance_scale is None:
+            guidance_scale = accepted[scale_name].default if scale_name in accepted else 1.0
+        self.guidance_scale = max(1.0, _checked_scale(guidance_scale, 0.0))
         if scale_name in accepted:
-            arguments[scale_name] = default if guidance_scale is None else guidance_scale
+            self.arguments[scale_name] = guidance_scale
         if "output_type" in accepted:
-            arguments.setdefault("output_type", "latent")
-        if unknown := sorted(set(arguments) - set(accepted)):
+            self.arguments.setdefault("output_type", "latent")
+        if unknown := sorted(set(self.arguments) - set(accepted)):
             raise ProfileError(f"{type(pipe).__name__} takes no argument {unknown[0]!r}")
-        return cls(pipe, list(prompts), prompt_name, arguments, steps, scale, seed, layout)
+        self.pipe, self.prompts, self.steps, self.seed = pipe, list(prompts), steps, seed
+        self._prompt_name, self._layout = prompt_name, layout
+        # the last part of its path, without the user's folders
+        self._model = Path(str(getattr(pipe, "name_or_path", "") or "")).name
 
     @property
     def samples(self) -> int:
         return len(self.prompts)
 
+    @property
+    def prediction(self) -> Prediction:
+        return prediction_of(self.pipe.scheduler)
+
+    @property
+    def order(self) -> int:
+        """p of the solver; of solvers above order 2 the first two orders count."""
+        return min(order_of(self.pipe.scheduler), 2)
+
     def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
         """One run of these samples: the pipeline's first output, and its cost."""
-        given = {self.prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
-        with enabled(self.pipe, choice, layout=self.layout), torch.no_grad():
+        given = {self._prompt_name: [self.prompts[i] for i in samples], "generator": generators(self.seed, samples)}
+        with enabled(self.pipe, choice, layout=self._layout), torch.no_grad():
             return self.pipe(**given, **self.arguments)[0], summary(self.pipe)
 
     def grid(self, run: RunInfo) -> NoiseGrid:
@@ -145,27 +147,24 @@ class Pipeline:
                 f"a run of {self.steps} steps has {times} time steps; set steps= to the steps that the pipeline runs, "
                 "and do not set strength or denoising_end"
             )
-        return NoiseGrid.of(self.pipe.scheduler, run)
+        return NoiseGrid(*_levels_in(self.pipe.scheduler, run), self.prediction, self.order)
 
     def settings(self) -> dict[str, Any]:
         """All that the measured rows depend on."""
-        scheduler = self.pipe.scheduler
         return {
-            "network": fingerprint(self.pipe),
-            "model": self.about()["model"],
-            # without the entries that diffusers adds to a scheduler's config in no fixed order
-            "scheduler": [type(scheduler).__name__, {k: v for k, v in dict(scheduler.config).items() if k[:1] != "_"}],
+            **identity(self.pipe),
+            "model": self._model,
             "arguments": self.arguments,
             "seed": self.seed,
-            "prompts": hashlib.sha256("\0".join(map(str, self.prompts)).encode()).hexdigest(),
+            "prompts": _digest(self.prompts),
         }
 
     def about(self) -> dict[str, str]:
-        """The names in a profile. The model is named by the last part of its path, without the user's folders."""
+        """The names in a profile."""
         return {
             "pipeline": type(self.pipe).__name__,
             "network": fingerprint(self.pipe),
-            "model": Path(str(getattr(self.pipe, "name_or_path", "") or "")).name,
+            "model": self._model,
             "scheduler": type(self.pipe.scheduler).__name__,
         }
 
@@ -244,6 +243,14 @@ class OwnDenoiser:
     def samples(self) -> int:
         return len(self.x)
 
+    @property
+    def prediction(self) -> Prediction:
+        return self.schedule.normal
+
+    @property
+    def order(self) -> int:
+        return min(self.solver.order, 2)
+
     def run(self, samples: Sequence[int], choice: Choice) -> tuple[Any, Summary]:
         found = sample(
             self.denoiser,
@@ -260,8 +267,7 @@ class OwnDenoiser:
         return found.x, found.summary
 
     def grid(self, run: RunInfo) -> NoiseGrid:
-        noise, middle = _levels(self.schedule)
-        return NoiseGrid(noise, middle, self.schedule.normal, min(self.solver.order, 2))
+        return NoiseGrid(*_levels(self.schedule), self.prediction, self.order)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -329,28 +335,13 @@ def _digest(value: Any) -> str:
 class NoiseGrid:
     """noise: sigma / (alpha + sigma) at the N distinct times of a run and at its end. middle: halfway in time.
 
-    order: p of the solver; of solvers above order 2 the first two orders count.
+    prediction, order: of the network, and of its solver.
     """
 
     noise: Array
     middle: Array
     prediction: Prediction
     order: int
-
-    @classmethod
-    def of(cls, scheduler: Any, run: RunInfo) -> NoiseGrid:
-        if adds_noise(scheduler):
-            read_schedule(scheduler)  # raises an error with the code to write instead
-        try:
-            schedule: Schedule | None = read_schedule(scheduler)
-        except ScheduleError:
-            schedule = None
-        if schedule is not None and schedule.steps == len(set(run.positions)):
-            noise, middle = _levels(schedule)
-        else:
-            noise = np.append(_noise_of_calls(run), 0.0)
-            middle = (noise[:-2] + noise[1:-1]) / 2
-        return cls(noise, middle, prediction_of(scheduler), min(order_of(scheduler), 2))
 
     @property
     def steps(self) -> int:
@@ -376,11 +367,20 @@ def _levels(schedule: Schedule) -> tuple[Array, Array]:
     return noise_share(schedule.log_snr), noise_share(middle)
 
 
-def _noise_of_calls(run: RunInfo) -> Array:
+def _levels_in(scheduler: Any, run: RunInfo) -> tuple[Array, Array]:
+    """Of a scheduler of diffusers; if its grid cannot be read exactly, by the noise levels of its calls."""
+    try:
+        schedule = read_schedule(scheduler)
+        if schedule.steps == len(set(run.positions)):
+            return _levels(schedule)
+    except ScheduleError:
+        if adds_noise(scheduler):
+            raise
     if run.log_snr is None:
         raise ScheduleError(
             "the noise levels of this pipeline's scheduler are unknown, so it cannot be calibrated; write "
             "pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)"
         )
     levels = dict(zip(run.positions, noise_share(run.log_snr), strict=True))
-    return np.array([levels[position] for position in sorted(levels)])
+    noise = np.array([*(levels[position] for position in sorted(levels)), 0.0])
+    return noise, (noise[:-2] + noise[1:-1]) / 2

@@ -4,12 +4,15 @@
 a few accelerated ones with the same seeds show it. The number of evaluations is chosen so that 95 % of other samples
 are expected to keep the tolerance: by twice the tolerance bound of a log-normal distribution (or twice the largest
 error of the compared samples, if that is more), because true errors have heavier tails: benchmarks/promise.py.
+
+At that number, grids of a few other shapes are compared too. One whose bound is clearly lower is taken, with as many
+evaluations as it needs; smaller differences may be those of the compared samples alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +31,16 @@ from thg.pipelines.identity import identity, place_of
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Planner, tapered
 from thg.plans.report import Summary
-from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, Tuned, within
+from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, Shape, Tuned, within
 from thg.processes import batches
 from thg.rows import RowFolder, Rows
 
 MARGIN = 2.0  # on the bound
-ROUNDS = 5  # accelerated runs per sample, at most
+ROUNDS = 5  # accelerated runs per sample with the default's grids, at most
+SHAPES: tuple[Shape, ...] = ((0.0, 0.0), (3.0, 1.0), (0.5, 5.0))  # even; more at the start; more at the end
+ENOUGH = 8  # samples to choose a shape by
+CLEARLY = 0.7  # the share of the default's bound from which on another shape is taken
+SHAPED_ROUNDS = 3  # with that shape, at most; the first is that of the comparison
 CLOSE = 0.7  # an error of this share of the tolerance is close enough
 LEAST, MOST = 0.3, 6.0  # effort
 
@@ -81,8 +88,8 @@ def tune(
             processes (in the cache folder; the environment variable THG_TUNED=0 switches that off).
         progress: shows a bar; or a function that is called with the number of finished batches, and of all at most.
 
-    Costs one plain run and two to five accelerated ones per sample. The result says what it has reached:
-    `print(tuned)`, also if the tolerance cannot be kept.
+    Costs one plain run and one to five accelerated ones per sample; from 8 samples on, three to five more to compare
+    shapes of the grid. The result says what it has reached: `print(tuned)`, also if the tolerance cannot be kept.
     """
     within(error)  # validates the tolerance
     if batch_size < 1:
@@ -93,7 +100,9 @@ def tune(
     start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale)
     if isinstance(subject, Pipeline):
         start = replace(start, **identity(pipe))  # type: ignore[arg-type]  # names and strings of three fields
-    most = len(batches(subject.samples, batch_size)) * (1 + ROUNDS)
+    shaped = len(SHAPES) + SHAPED_ROUNDS - 1 if subject.samples >= ENOUGH else 0
+    runs = 1 + ROUNDS + shaped
+    most = len(batches(subject.samples, batch_size)) * runs
     with subject.quiet(), progress_bar(most, "run", "tuning, at most", progress) as advance:
         tuned = _search(_Compared(subject, batch_size, rows, advance), start)
     if remember and isinstance(subject, Pipeline):
@@ -103,19 +112,36 @@ def tune(
 
 def _search(compared: _Compared, start: Tuned) -> Tuned:
     """The fewest evaluations found that keep the tolerance; if none do, those that come closest."""
+    tried = _efforts(compared, start, ROUNDS)
+    leaping = [found for found in tried if found.nfe < found.plain_nfe]
+    if leaping and start.samples >= ENOUGH:
+        usual = _best(leaping)
+        others = [compared.measured(replace(usual, shape=shape)) for shape in SHAPES]
+        shaped = min(others, key=lambda found: found.reached)
+        if shaped.reached <= CLEARLY * usual.reached:
+            tried += _efforts(compared, shaped, SHAPED_ROUNDS)
+    return _best(tried)
+
+
+def _efforts(compared: _Compared, start: Tuned, rounds: int) -> list[Tuned]:
+    """What the efforts of a search reach, from that of `start` on."""
     tried: dict[float, Tuned] = {}
     effort = start.effort
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         tried[effort] = compared.measured(replace(start, effort=effort))
         if CLOSE * start.error <= tried[effort].reached <= start.error:
             break
         effort = _next(tried, math.sqrt(CLOSE) * start.error)
         if effort in tried:
             break
-    kept = [found for found in tried.values() if found.kept]
+    return list(tried.values())
+
+
+def _best(found: Sequence[Tuned]) -> Tuned:
+    kept = [tuned for tuned in found if tuned.kept]
     if kept:
-        return min(kept, key=lambda found: (found.nfe, found.effort))
-    return min(tried.values(), key=lambda found: found.reached)
+        return min(kept, key=lambda tuned: (tuned.nfe, tuned.effort))
+    return min(found, key=lambda tuned: tuned.reached)
 
 
 def _next(tried: Mapping[float, Tuned], wanted: float) -> float:
@@ -162,7 +188,8 @@ class _Compared:
     def measured(self, tuned: Tuned) -> Tuned:
         """This effort with what it reaches, what it costs, and the network's factor on estimates."""
         plain = self._rows("plain", tapered(1.0))["x"]
-        rows = self._rows(f"within {tuned.error:g} effort {tuned.effort:g}", replace(tuned, factor=1.0))
+        shape = "" if tuned.shape is None else " shape {:g} {:g}".format(*tuned.shape)
+        rows = self._rows(f"within {tuned.error:g} effort {tuned.effort:g}{shape}", replace(tuned, factor=1.0))
         errors = np.linalg.norm(rows["x"] - plain, axis=1) / np.linalg.norm(plain, axis=1)
         estimates, (nfe, plain_nfe) = rows["estimate"], rows["nfe"].max(axis=0)
         leapt = (estimates > 0) & (errors > 0)
@@ -172,10 +199,9 @@ class _Compared:
 
     def _rows(self, kind: str, planner: Planner) -> Rows:
         """The final states of all samples, their estimated errors, and their evaluations."""
-        done = self.rows[kind].done()
-        for batch in batches(self.subject.samples, self.batch_size):
-            if left := [i for i in batch if i not in done]:
-                self.rows[kind].add(left, _run(self.subject, left, planner))
+        for _, samples in self.rows.missing([kind], self.subject.samples, self.batch_size):
+            if not self.rows[kind].has(samples):  # done by another process in the meantime
+                self.rows[kind].add(samples, _run(self.subject, samples, planner))
                 self.advance(1)
         return self.rows[kind].read()
 
