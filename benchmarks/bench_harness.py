@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
-from thg.bench.run import BenchmarkRun, Runner
+from thg.bench.run import Runner
 from thg.bench.samples import load_pipeline, load_prompts, sample
+from thg.bench.store import BenchmarkRun
 from thg.environment import environment
 from thg.files import write_atomically
 from thg.processes import Shard
@@ -60,8 +61,8 @@ def overhead(steps: int, batches: int, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         plain.append(bare(alone, pipe, prompts.prompts))
         with tempfile.TemporaryDirectory() as folder:
-            runner = Runner(BenchmarkRun.start(alone, Path(folder), Path(folder)), Shard(), progress=lambda text: None)
-            runner.load(pipe)
+            run = BenchmarkRun.start(alone, Path(folder), Path(folder))
+            runner = Runner(run, Shard(), lambda text: None, pipe)
             started = time.perf_counter()
             runner.run()
             harness.append(time.perf_counter() - started)

@@ -22,8 +22,10 @@ from transformers import (
 from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
 from thg.bench.config import BenchConfig, parse_config
+from thg.bench.measure import measure_samples
 from thg.bench.report import Measured, reduce_rows, write_report
-from thg.bench.run import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import make_samples
+from thg.bench.store import BenchmarkRun
 from thg.processes import Shard
 
 STEPS = 6
@@ -140,7 +142,7 @@ def measured(config: BenchConfig, path: Path) -> Measured:
     run = run_in(config, path)
     measurer = measure_samples(run, Shard(), silent)
     assert measurer is not None
-    return reduce_rows(run, measurer)
+    return reduce_rows(measurer)
 
 
 def report(config: BenchConfig, path: Path) -> str:
@@ -148,7 +150,7 @@ def report(config: BenchConfig, path: Path) -> str:
     run = run_in(config, path)
     measurer = measure_samples(run, Shard(), silent)
     assert measurer is not None
-    return write_report(run, measurer)
+    return write_report(measurer)
 
 
 def sample_file(path: Path, name: str) -> Path:
@@ -164,6 +166,7 @@ def _files(path: Path, suffix: str) -> dict[str, bytes]:
     return {
         f"{run.config.method(name).slug}/{file.name}": file.read_bytes()
         for name, series in run.series().items()
+        if series.ready
         for file in sorted((series.path / "samples").glob(f"[0-9]*{suffix}"))  # a kill may leave a hidden file
     }
 

@@ -54,7 +54,7 @@ def test_the_small_one_is_sound():
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_the_configurations_of_the_papers_tables_are_sound(path):
     config = load_config(path)
-    assert config.methods[0].published or path.stem.startswith(("shipped", "figure", "converged"))
+    assert config.methods[0].paper or path.stem.startswith(("shipped", "figure", "converged"))
 
 
 @pytest.mark.parametrize("name", ["eps", "flow", "emoji"])
@@ -64,7 +64,7 @@ def test_against_the_converged_result_thg_takes_the_steps_of_plan_for(name):
     own = pipe.scheduler
     assert config.reference_method.steps == 250
     for method in config.methods:
-        if method.policy_name != "cfg":
+        if method.policy != "cfg":
             pipe.scheduler = own if method.scheduler is None else make_scheduler(config.model_of(method), own.config)
             assert thg.plan_for(pipe, method.nfe, guidance_scale=config.guidance_scale)[0] == method.steps
     assert [m.nfe for m in config.methods[1:]] == [m.nfe for m in config.methods[1:] if m.nfe in (30, 40, 50, 60, 70)]
@@ -92,14 +92,14 @@ def test_each_table_of_the_paper_has_its_configuration():
 def test_budgets_of_the_papers_rows_are_the_papers_numbers():
     for path in TABLES:
         for method in load_config(path).methods:
-            if method.nfe is not None and "nfe" in method.published:
-                assert method.nfe == method.published["nfe"], (path.name, method.name)
+            if method.nfe is not None and "nfe" in method.paper:
+                assert method.nfe == method.paper["nfe"], (path.name, method.name)
 
 
 def test_the_default_configuration_is_sound():
     config = load_config(SHIPPED_CONFIG)
     assert config.model.shipped == "eps"
-    assert {method.policy_name for method in config.methods} >= {
+    assert {method.policy for method in config.methods} >= {
         "cfg",
         "cfg-cache",
         "cfg-cache-fft",

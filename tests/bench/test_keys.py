@@ -12,7 +12,7 @@ import thg
 from tests.bench.runs import METHODS, config_in, save_model, values
 from thg.bench.config import Model, parse_config
 from thg.bench.samples import load_prompts, prompts_wanted
-from thg.bench.store import StoredMethod, thg_code, weights
+from thg.bench.store import Series, thg_code, weights
 from thg.distribution import versions
 from thg.models import shipped_path
 
@@ -28,8 +28,7 @@ def home(tmp_path_factory):
 
 
 def addresses(config):
-    methods = [StoredMethod(Path("store"), config, method, "prompts") for method in config.methods]
-    return {stored.method.name: stored.series.key for stored in methods}
+    return {method.name: Series(Path("store"), config, method, "prompts").key for method in config.methods}
 
 
 def test_a_changed_default_is_another_address(home, monkeypatch, tmp_path):
@@ -96,7 +95,7 @@ def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):
     config = config_in(home, methods=[METHODS[0], row], steps=50)
 
     def preparation():
-        return StoredMethod(Path("store"), config, config.method("mine"), "prompts").parts
+        return Series(Path("store"), config, config.method("mine"), "prompts").parts
 
     before = preparation()
     file.write_text(file.read_text() + "\n")

@@ -50,8 +50,7 @@ def test_singular_covariances_on_different_subspaces():
     assert frechet_distance(low, other) == pytest.approx(frechet_distance(other, low), rel=1e-8)
 
 
-def test_a_gaussian_of_rows_in_blocks_against_numpy(monkeypatch):
-    monkeypatch.setattr("thg.bench.metrics.frechet.BLOCK_ROWS", 7)
+def test_a_gaussian_of_rows_against_numpy():
     rows = torch.randn(101, 6, generator=torch.Generator().manual_seed(0)) + 1000
     mean, covariance = Gaussian.of(rows)
     np.testing.assert_allclose(mean.numpy(), rows.double().numpy().mean(0), rtol=1e-14)

@@ -25,7 +25,7 @@ def test_accuracies_by_hand():
             garments=torch.tensor([4, 9, 6]), tones=torch.tensor([0, 1, 2]), features=torch.zeros(3, 2)
         )
 
-    accuracy, tone, _ = garment_metrics(says)
+    accuracy, tone, _ = garment_metrics(lambda: says)
     batch = Batch(torch.rand(3, 1, 8, 8), prompts=("a dark coat", "a light ankle boot", "a tee"))
     accuracy.update(batch)
     tone.update(batch)
@@ -42,7 +42,7 @@ def test_the_judge_looks_once_at_a_batch_that_its_metrics_share():
         right = garments_asked(("a dark coat",) * len(pictures))
         return SimpleNamespace(garments=right, tones=right, features=torch.zeros(len(pictures), 2))
 
-    metrics = garment_metrics(counted)
+    metrics = garment_metrics(lambda: counted)
     for count in (2, 3):
         batch = Batch(torch.rand(count, 1, 8, 8), prompts=("a dark coat",) * count)
         for metric in metrics:
@@ -54,7 +54,7 @@ def test_the_real_judge_is_asked_as_it_wants_to_be(judge):
     prompts, garments, tones = zip(*benchmark_prompts(per_garment=3), strict=True)
     pictures = torch.rand(len(prompts), 1, 32, 32, generator=torch.Generator().manual_seed(0))
     verdict = judge(2 * pictures - 1, torch.tensor(garments))
-    metrics = garment_metrics(judge)
+    metrics = garment_metrics(lambda: judge)
     for metric in metrics:
         metric.update(Batch(pictures.expand(-1, 3, -1, -1), prompts=prompts))
     assert metrics[0].compute() == pytest.approx(float((verdict.garments == torch.tensor(garments)).float().mean()))

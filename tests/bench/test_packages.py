@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 from tests.bench.runs import METHODS, config_in, measured, quietly, run_in, save_model
-from thg.bench.metrics import MetricError, load_metrics
-from thg.bench.metrics.packages import PackageMetric
+from thg.bench.metrics import MetricError, PackageMetric, load_metrics
 from thg.media import worst_mean
 
 PACKAGE = """

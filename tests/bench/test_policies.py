@@ -17,23 +17,23 @@ from tests.pipelines.families.video import cogvideox
 from thg.bench.methods import as_policy, methods, reference
 from thg.bench.methods.baselines import (
     AdaptiveGuidance,
+    AdaptiveGuide,
     CFGCache,
     CFGCacheFFT,
     CFGGate,
-    CosineRecorder,
     GuidanceInterval,
     SelectiveGuidance,
     StepAG,
     find_threshold,
     weigh_frequencies,
 )
-from thg.bench.methods.policy import Guided, Pilot, PlainCFG
-from thg.bench.methods.thg_plans import Calibrated, Tapered
+from thg.bench.methods.policy import Pilot, PlainCFG
+from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.tables import ConfigError
 from thg.counting import counted_work
 from thg.errors import PlanError, UnsupportedPipelineError
-from thg.plans.planners import Planned
+from thg.plans.guide import HareGuide
 from thg.plans.run import RunInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
@@ -58,9 +58,9 @@ def sample(pipe, indices=(0, 1), steps=STEPS, guidance_scale=5.0, **more):
     ).images
 
 
-def sample_under(pipe, policy, **more):
+def sample_under(pipe, method, prepared=None, **more):
     """Latents and evaluations of each sample."""
-    with policy.applied(pipe) as evaluations:
+    with as_policy(method, STEPS).applied(pipe, prepared or {}) as evaluations:
         latents = sample(pipe, **more)
         return latents, evaluations(len(latents))
 
@@ -73,20 +73,19 @@ def test_every_budget_within_reach_is_met_exactly(steps, data):
     count = data.draw(st.integers(math.ceil(steps / 5), steps))
     run = RunInfo.of(steps)
     assert CFGCache(steps + count).plan(run).nfe == steps + count
-    assert CFGCacheFFT(steps + count).plan(run).nfe == steps + count
+    assert CFGCacheFFT(steps + count).guide(run).plan.nfe == steps + count
     assert SelectiveGuidance(steps + count).plan(run).nfe == steps + count
-    guide = GuidanceInterval(steps + count, start=0.0).guide(run)
-    assert sum(guide.evaluates(step) for step in range(steps)) == count
+    assert GuidanceInterval(steps + count, start=0.0).plan(run).nfe == steps + count
 
 
 def test_budgets_out_of_reach_are_errors_that_say_what_to_write():
     with pytest.raises(PlanError, match="nfe=60 or a longer interval"):
         CFGCache(nfe=55).plan(RunInfo.of(50))
     with pytest.raises(PlanError, match=r"write start=0.60 or less"):
-        GuidanceInterval(nfe=70, start=0.9).guide(RunInfo.of(50))
+        GuidanceInterval(nfe=70, start=0.9).plan(RunInfo.of(50))
     for policy in (CFGCache(50), SelectiveGuidance(101), GuidanceInterval(50)):
         with pytest.raises(PlanError, match="need 51 to 100"):
-            policy.guide(RunInfo.of(50))
+            policy.plan(RunInfo.of(50))
 
 
 @pytest.mark.parametrize(
@@ -96,14 +95,13 @@ def test_budgets_out_of_reach_are_errors_that_say_what_to_write():
         CFGCacheFFT(14),
         SelectiveGuidance(14),
         GuidanceInterval(14),
-        Planned(thg.uniform(nfe=14)),
+        thg.uniform(nfe=14),
     ],
     ids=lambda policy: type(policy).__name__,
 )
 def test_a_real_run_costs_exactly_the_budget(pipe, policy):
-    wrapped = Guided(policy)
-    assert wrapped.budget(STEPS, 5.0) == 14
-    _, evaluations = sample_under(pipe, wrapped)
+    assert as_policy(policy, STEPS).budget(STEPS, 5.0) == 14
+    _, evaluations = sample_under(pipe, policy)
     assert evaluations == [14.0, 14.0]
 
 
@@ -138,7 +136,6 @@ def test_frequency_enhancement_equals_that_of_diffusers(layout, shape):
     steps, states = 12, [torch.randn(shape) for _ in range(12)]
     shifts = torch.tensor([0.0, 0.0, 1.0, 2.0])  # unconditional rows first
     policy = CFGCacheFFT(nfe=steps + 3, interval=5)
-    coarse = policy.plan(RunInfo.of(steps)).coarse
     now = {"step": 0}
     config = FasterCacheConfig(
         tensor_format=layout,
@@ -153,7 +150,7 @@ def test_frequency_enhancement_equals_that_of_diffusers(layout, shape):
     theirs, plain = Denoiser(), Denoiser()
     apply_faster_cache(theirs, config)
     guide = policy.guide(RunInfo.of(steps))
-    assert coarse == (0, 5, 10)  # as diffusers chooses them
+    assert guide.plan.coarse == (0, 5, 10)  # as diffusers chooses them
     for step, state in enumerate(states):
         now["step"] = step
         both = torch.cat([state, state])
@@ -183,20 +180,20 @@ def test_selective_guidance_equals_switching_guidance_off_in_the_pipeline(pipe):
         return tensors
 
     expected = sample(pipe, callback_on_step_end=switch_off, callback_on_step_end_tensor_inputs=["prompt_embeds"])
-    latents, _ = sample_under(pipe, Guided(SelectiveGuidance(STEPS + 4)))
+    latents, _ = sample_under(pipe, SelectiveGuidance(STEPS + 4))
     torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_interval_from_the_start_is_selective_guidance(pipe):
-    interval, _ = sample_under(pipe, Guided(GuidanceInterval(14, start=0.0)))
-    selective, _ = sample_under(pipe, Guided(SelectiveGuidance(14)))
+    interval, _ = sample_under(pipe, GuidanceInterval(14, start=0.0))
+    selective, _ = sample_under(pipe, SelectiveGuidance(14))
     assert torch.equal(interval, selective)
 
 
 def test_a_gate_holds_the_last_difference_of_its_first_steps():
     plan = CFGGate(STEPS + 4).plan(RunInfo.of(STEPS))
     assert plan == thg.Plan(STEPS, range(4), hare_order=1)
-    guide = CFGGate(STEPS + 4).guide(RunInfo.of(STEPS))
+    guide = HareGuide(plan, RunInfo.of(STEPS))
     for step in range(4):
         assert guide.evaluates(step)
         guide.observe(step, (torch.zeros(1, 2),), (torch.full((1, 2), float(step)),))
@@ -207,8 +204,8 @@ def test_a_gate_holds_the_last_difference_of_its_first_steps():
 def test_step_ag_is_selective_guidance_by_its_name(pipe):
     assert methods()["step-ag"] is StepAG
     assert "2506.08351" in reference(StepAG)
-    ours, _ = sample_under(pipe, Guided(StepAG(14)))
-    assert torch.equal(ours, sample_under(pipe, Guided(SelectiveGuidance(14)))[0])
+    ours, _ = sample_under(pipe, StepAG(14))
+    assert torch.equal(ours, sample_under(pipe, SelectiveGuidance(14))[0])
 
 
 # -- adaptive guidance
@@ -225,10 +222,10 @@ def test_adaptive_guidance_between_its_extremes(pipe):
 
 
 def recorded_curves(pipe, indices):
-    recorder = CosineRecorder()
-    with thg.enabled(pipe, recorder):
+    guide = AdaptiveGuide()
+    with thg.enabled(pipe, guide):
         sample(pipe, indices)
-    return recorder.curves
+    return guide.cosines
 
 
 def test_adaptive_guidance_decides_for_each_sample_alone(pipe):
@@ -251,13 +248,13 @@ def test_the_threshold_search_predicts_what_runs_cost(pipe):
         sample(pipe, range(5))
 
     nfe = STEPS + 1
-    ready, measured = AdaptiveGuidance(nfe).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), {})
-    _, counts = sample_under(pipe, ready, indices=range(5))
+    measured = AdaptiveGuidance(nfe).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run))
+    latents, counts = sample_under(pipe, AdaptiveGuidance(nfe), measured, indices=range(5))
     assert sum(counts) / len(counts) == pytest.approx(measured["nfe_of_pilot"])
     assert abs(measured["nfe_of_pilot"] - nfe) <= 0.5
-    again, same = AdaptiveGuidance(nfe).prepare(Pilot(pipe, PROMPTS, STEPS, 5.0, run), measured)
-    assert (again, same) == (ready, measured)
-    assert runs == 1  # what was measured before is used again
+    same, _ = sample_under(pipe, AdaptiveGuidance(threshold=measured["threshold"]), indices=range(5))
+    assert torch.equal(latents, same)
+    assert runs == 1  # one plain run shows all thresholds
 
 
 def test_the_threshold_search_finds_the_budget_or_says_that_it_cannot():
@@ -273,19 +270,25 @@ def test_the_threshold_search_finds_the_budget_or_says_that_it_cannot():
 # -- plans from a profile
 
 
-@pytest.mark.parametrize("planner", [{"rho": 1.0, "boost": 1.1, "cutoff": 8}, {"nfe": 14, "method": "optimal"}])
-def test_a_plan_is_measured_once_and_followed(pipe, planner, tmp_path):
-    policy = Calibrated(planner, calibrate=2)
+@pytest.mark.parametrize(
+    ("cls", "options"), [(PaperPlan, {"rho": 1.0, "boost": 1.1, "cutoff": 8}), (Profiled, {"nfe": 14})]
+)
+def test_a_plan_is_measured_once_and_followed(pipe, cls, options, tmp_path):
+    policy = cls(**options, calibrate=2)
     pilot = Pilot(pipe, PROMPTS, STEPS, 5.0, run=lambda: None, folder=tmp_path)
-    ready, measured = policy.prepare(pilot, {})
+    measured = policy.prepare(pilot)
     plan = thg.Plan.from_dict(measured["plan"])
-    assert sample_under(pipe, ready)[1] == [plan.nfe] * 2
-    assert plan.nfe == planner.get("nfe", plan.nfe)
-    assert policy.prepare(pilot, measured) == (ready, measured)
+    assert sample_under(pipe, policy, measured)[1] == [plan.nfe] * 2
+    assert plan.nfe == options.get("nfe", plan.nfe)
+    assert policy.plan_of(measured) == plan
     with pytest.raises(ConfigError, match="more prompts than the 5"):
-        Calibrated(planner, calibrate=6).prepare(pilot, {})
+        cls(**options, calibrate=6).prepare(pilot)
+
+
+def test_a_measured_plan_that_misses_the_budget_is_an_error(pipe, tmp_path):
+    pilot = Pilot(pipe, PROMPTS, STEPS, 5.0, run=lambda: None, folder=tmp_path)
     with pytest.raises(PlanError, match="remove nfe, or change rho"):
-        Calibrated(planner, calibrate=2, nfe=99).prepare(pilot, {})
+        PaperPlan(rho=1.0, calibrate=2, nfe=99).prepare(pilot)
 
 
 # -- outside programs
@@ -298,7 +301,7 @@ def pilot_of(pipe):
 def test_work_is_counted_in_evaluations(pipe):
     with counted_work(pipe) as plain:
         sample(pipe)
-    with counted_work(pipe) as half, Guided(SelectiveGuidance(STEPS + 5)).applied(pipe):
+    with counted_work(pipe) as half, as_policy(SelectiveGuidance(STEPS + 5), STEPS).applied(pipe, {}):
         sample(pipe)
     assert 2 * STEPS * half.count / plain.count == pytest.approx(STEPS + 5)
 
@@ -306,22 +309,22 @@ def test_work_is_counted_in_evaluations(pipe):
 @pytest.mark.parametrize("program", [FasterCache(), CacheDiT()])
 def test_programs_for_transformers_are_left_out_on_a_unet(pipe, program):
     with pytest.raises(CacheError, match="StableDiffusionPipeline"):
-        program.prepare(pilot_of(pipe), {})
+        program.prepare(pilot_of(pipe))
 
 
 def test_a_program_that_is_not_installed_says_so(pipe, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "DeepCache", None)
     with pytest.raises(CacheError, match="pip install DeepCache"):
-        DeepCache().prepare(pilot_of(pipe), {})
+        DeepCache().prepare(pilot_of(pipe))
 
 
 def test_faster_cache_of_diffusers_is_run_counted_and_removed():
     case = cogvideox()
     plain = case.run()
     program = FasterCache(tensor_format="BFCHW")
-    ready, measured = program.prepare(Pilot(case.pipe, [""], 6, 5.0, run=case.run), {})
+    measured = program.prepare(Pilot(case.pipe, [""], 6, 5.0, run=case.run))
     assert 6 <= measured["nfe"] < 12
-    with ready.applied(case.pipe) as evaluations:
+    with program.applied(case.pipe, measured) as evaluations:
         assert not torch.equal(case.run(), plain)
         assert evaluations(1) == [measured["nfe"]]
     assert torch.equal(case.run(), plain)
@@ -329,10 +332,10 @@ def test_faster_cache_of_diffusers_is_run_counted_and_removed():
 
 def test_deep_cache_is_run_counted_and_removed(pipe):
     pytest.importorskip("DeepCache")
-    ready, measured = DeepCache().prepare(pilot_of(pipe), {})
+    measured = DeepCache().prepare(pilot_of(pipe))
     assert 0 < measured["nfe"] < 2 * STEPS
     before = sample(pipe)
-    assert not torch.equal(sample_under(pipe, ready)[0], before)
+    assert not torch.equal(sample_under(pipe, DeepCache(), measured)[0], before)
     assert torch.equal(sample(pipe), before)
 
 
@@ -340,17 +343,17 @@ def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
     pytest.importorskip("DeepCache")
     nfe = STEPS + 2
     alone, together = DeepCache(interval=2), DeepCache(interval=2, thg=nfe)
-    cost, least = (program.prepare(pilot_of(pipe), {})[1]["nfe"] for program in (alone, together))
+    cost, least = (program.prepare(pilot_of(pipe))["nfe"] for program in (alone, together))
     assert least < min(cost, nfe)
     before = sample(pipe)
-    sample_under(pipe, together.prepare(pilot_of(pipe), {"nfe": least})[0])
+    sample_under(pipe, together, {"nfe": least})
     assert torch.equal(sample(pipe), before)
 
 
 def test_leaps_of_the_whole_network_are_counted(pipe):
     policy = as_policy(Tapered(nfe=STEPS), STEPS)
     assert policy.budget(STEPS, 5.0) == STEPS
-    with policy.applied(pipe) as evaluations, counted_work(pipe) as work:
+    with policy.applied(pipe, {}) as evaluations, counted_work(pipe) as work:
         sample(pipe)
         (cost, *_) = evaluations(len(PROMPTS))
     with counted_work(pipe) as plain:
@@ -364,7 +367,7 @@ def test_cache_dit_is_run_counted_and_removed(order):
     pytest.importorskip("cache_dit")
     flow = stable_diffusion_3()
     before = sample(flow)
-    ready, measured = CacheDiT(order=order).prepare(pilot_of(flow), {})
+    measured = CacheDiT(order=order).prepare(pilot_of(flow))
     assert 0 < measured["nfe"] <= 2 * STEPS
-    sample_under(flow, ready)
+    sample_under(flow, CacheDiT(order=order), measured)
     assert torch.equal(sample(flow), before)

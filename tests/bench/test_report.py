@@ -14,8 +14,7 @@ from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_
 from thg.bench import metrics
 from thg.bench.config import parse_config
 from thg.bench.report import Measured, Row, rebuild_report, table
-from thg.bench.samples import open_picture
-from thg.bench.store import RunFolderError
+from thg.bench.store import RunFolderError, open_picture
 from thg.cli import main
 from thg.plots.charts import Point, draw_frontier, family
 from thg.plots.pictures import Column, most_different, sheet

@@ -197,13 +197,13 @@ def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
     methods = [METHODS[0], {"name": "AG", "policy": "adaptive-guidance", "nfe": STEPS + 1}]
     config = config_in(home, methods=methods)
     quietly(config, home / "adaptive")
-    found = run_in(config, home / "adaptive").stored_method("AG").prepared
+    found = run_in(config, home / "adaptive").series()["AG"].prepared
     assert found["pilot"] == 16  # of the 20 prompts in the file, though 6 are sampled
     before = pictures(home / "adaptive")
     sample_file(home / "adaptive", "ag/000002.json").unlink()
     quietly(config, home / "adaptive")
     assert pictures(home / "adaptive") == before
-    assert run_in(config, home / "adaptive").stored_method("AG").prepared == found
+    assert run_in(config, home / "adaptive").series()["AG"].prepared == found
 
 
 # -- time
@@ -212,9 +212,9 @@ def test_adaptive_guidance_keeps_the_threshold_that_it_has_found(home):
 def test_methods_take_turns_and_another_one_begins_each_batch(home, monkeypatch):
     path, order, made = home / "turns", [], Runner._made
 
-    def noted(self, ready, batch):
-        order.append(ready.method.name)
-        return made(self, ready, batch)
+    def noted(self, series, batch):
+        order.append(series.method.name)
+        return made(self, series, batch)
 
     monkeypatch.setattr(Runner, "_made", noted)
     quietly(config_in(home), path)
@@ -317,7 +317,6 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_with_an_error(home, whole):
     quietly(config, path)
     sample_file(path, "thg-uniform/000003.json").unlink()
     runner = Runner(run_in(config, path), Shard(), silent)
-    runner.load()
     with files_of_at_most(60), pytest.raises(OSError, match="too large"):
         runner.run()
     assert not list(path.rglob("*.part"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench import rehearsal
 from tests.bench.runs import config_in, pictures, quietly, save_model, values
-from thg.bench.run import BenchmarkRun
+from thg.bench.store import BenchmarkRun
 
 COUNT, STEPS = 2, 12
 

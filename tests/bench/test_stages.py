@@ -15,11 +15,12 @@ from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
 from thg.bench import metrics, samples
 from thg.bench.config import load_config, override
+from thg.bench.measure import measure_samples
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
-from thg.bench.run import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import make_samples
 from thg.bench.samples import load_prompts, reference_files
-from thg.bench.store import RunFolderError
+from thg.bench.store import BenchmarkRun, RunFolderError
 from thg.cli import main
 from thg.processes import Shard
 
@@ -146,7 +147,7 @@ def test_the_room_is_estimated_and_asked_for_before_the_run(home, tmp_path, monk
     make_samples(run_in(config(home), tmp_path / "run"), Shard(), said.append)
     assert said[0].startswith("12 samples to make, about ")
     assert said[-1] == "6 of 6 batches sampled"  # two batches of three methods
-    monkeypatch.setattr(samples.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
     with pytest.raises(RunFolderError, match="only 1 kB are free; choose another disk with --store"):
         quietly(config(home), tmp_path / "full")
     assert not (tmp_path / "full" / "store" / "series").exists()
@@ -180,9 +181,9 @@ def test_a_calibration_takes_more_prompts_than_are_sampled(home, tmp_path):
     given = config(home, methods=methods, count=2)
     assert len(load_prompts(given).prompts) == 20
     quietly(given, tmp_path / "run")
-    plan = run_in(given, tmp_path / "run").stored_method("THG").prepared["plan"]
+    plan = run_in(given, tmp_path / "run").series()["THG"].prepared["plan"]
     more = override(given, count=3)
-    assert run_in(more, tmp_path / "run").stored_method("THG").prepared["plan"] == plan
+    assert run_in(more, tmp_path / "run").series()["THG"].prepared["plan"] == plan
 
 
 def test_the_papers_tables_are_made_small_by_the_rehearsal(home):

@@ -14,12 +14,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from thg.bench import tables
 from thg.bench.methods import as_policy, method_class, reference
-from thg.bench.methods.policy import Policy, check_budget
+from thg.bench.methods.policy import PlainCFG, Policy
 from thg.bench.metrics import metric_names
 from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
-from thg.bench.tables import ConfigError, FilePath, Table, check, code_digest, digest, from_file, is_file, keys, nearest
-from thg.errors import THGError
+from thg.bench.tables import ConfigError, FilePath, Table, is_file, nearest
+from thg.errors import PlanError, THGError
 from thg.models import ShippedName
 
 SHIPPED_CONFIG = Path(__file__).parent / "shipped.toml"
@@ -110,22 +111,20 @@ class Row(Table):
 
 
 @dataclass(frozen=True)
-class Method:
-    """One row of the table. scheduler: another one than the model's. code: the digest of a file of its own."""
+class Method(Row):
+    """A row with everything that it takes from the rest of the configuration.
 
-    name: str
-    policy_name: str
-    policy: Policy
-    steps: int
-    guidance_scale: float
-    nfe: int | None
-    options: dict[str, Any]
-    reference: str
+    implementation: its policy with the options. nfe: the exact budget. reference: its paper. code: the digest of its
+    own file.
+    """
+
+    steps: int = 0
+    guidance_scale: float = 0.0
+    implementation: Policy = field(default_factory=PlainCFG)
+    nfe: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    reference: str = ""
     code: str = ""
-    group: str = ""
-    published: dict[str, float] = field(default_factory=dict)
-    scheduler: str | None = None
-    scheduler_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -166,7 +165,7 @@ class Settings(Table):
         for table, known in (("networks", tuple(NETWORKS)), ("packages", tuple(SCRIPTS))):
             for key in getattr(self, table):
                 if key not in known:
-                    raise ConfigError(f"unknown key {key!r} in {table}{nearest(key, known)}")
+                    raise ConfigError(tables.unknown(key, table, known))
         if self.model.shipped is None and self.prompts.file is None and self.prompts.dataset is None:
             raise ConfigError(
                 'where are the prompts? Write [prompts] with file = "prompts.csv" or dataset = "owner/name"'
@@ -186,7 +185,7 @@ class BenchConfig(Settings):
         """What fidelity is measured to: the named one, or the first plain CFG."""
         if self.reference:
             return self.method(self.reference)
-        return next(method for method in self.methods if method.policy_name == "cfg")
+        return next(method for method in self.methods if method.policy == "cfg")
 
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)
@@ -201,11 +200,11 @@ class BenchConfig(Settings):
         """Twelve hex digits of what is written about the pictures: model, prompts, seed, and how each method runs.
 
         Names, titles, metrics, `count` and `batch_size` do not change it. It names a run's folder; the samples
-        themselves are addressed by more, such as the weights and versions (`thg.bench.keys.StoredMethod`).
+        themselves are addressed by more, such as the weights and versions (`thg.bench.store.Series`).
         """
-        rows = [[self.model_of(m), m.policy_name, m.steps, m.guidance_scale, m.options, m.code] for m in self.methods]
+        rows = [[self.model_of(m), m.policy, m.steps, m.guidance_scale, m.options, m.code] for m in self.methods]
         prompts = self.source.get("prompts")
-        return digest({"model": self.model, "prompts": prompts, "seed": self.seed, "methods": rows})[:12]
+        return tables.digest({"model": self.model, "prompts": prompts, "seed": self.seed, "methods": rows})[:12]
 
 
 def load_config(path: Path) -> BenchConfig:
@@ -229,9 +228,9 @@ def parse_config(values: Mapping[str, Any], base: Path) -> BenchConfig:
     rows = values.get("methods", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError("methods must be an array of tables: write [[methods]] before each")
-    settings = check(Settings, {key: value for key, value in values.items() if key != "methods"}, base)
+    settings = tables.check(Settings, {key: value for key, value in values.items() if key != "methods"}, base)
     for name in filter(is_file, settings.metrics):
-        from_file(name, base)  # is it there?
+        tables.from_file(name, base)  # is it there?
     methods = tuple(_read_method(row, f"methods {number}", base, settings) for number, row in enumerate(rows, start=1))
     config = BenchConfig(**vars(settings), methods=methods, source=dict(values), base=base)
     _check_methods(config)
@@ -246,39 +245,30 @@ def override(config: BenchConfig, **changes: int | None) -> BenchConfig:
 
 def _read_method(values: dict[str, Any], where: str, base: Path, settings: Settings) -> Method:
     cls = method_class(values.get("policy"), where, base)
-    common, known = keys(Row), {*keys(Row), *keys(cls)}
+    common, known = tables.keys(Row), {*tables.keys(Row), *tables.keys(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {key!r} in {where}{nearest(key, known)}")
-    row = check(Row, {key: value for key, value in values.items() if key in common}, base, where)
-    chosen: Any = check(cls, {key: value for key, value in values.items() if key not in common}, base, where)
-    options = {key: getattr(chosen, key) for key in keys(cls)}
+            raise ConfigError(tables.unknown(key, where, known))
+    row = tables.check(Row, {key: value for key, value in values.items() if key in common}, base, where)
+    chosen: Any = tables.check(cls, {key: value for key, value in values.items() if key not in common}, base, where)
+    options = {key: getattr(chosen, key) for key in tables.keys(cls)}
     steps, scale, nfe = row.steps or settings.steps, row.guidance_scale or settings.guidance_scale, options.get("nfe")
     if row.policy == "cfg" and nfe is not None and row.steps is None:
         if nfe % 2:
             raise ConfigError(f"method {row.name!r}: CFG makes two evaluations a step and cannot meet nfe={nfe}")
         steps = nfe // 2
     try:
-        policy = as_policy(chosen, steps)
+        implementation = as_policy(chosen, steps)
+        nfe, evaluations = nfe if implementation.exact else None, implementation.budget(steps, scale)
+        if None not in (nfe, evaluations) and evaluations != nfe:
+            raise PlanError(
+                f"it makes {evaluations} evaluations in {steps} steps, but its budget is nfe={nfe}; write "
+                f"nfe={evaluations} or change its plan"
+            )
     except THGError as error:
         raise type(error)(f"method {row.name!r}: {error}") from None
-    budget = nfe if policy.exact else None
-    check_budget(row.name, policy, steps, scale, budget)
-    return Method(
-        name=row.name,
-        policy_name=row.policy,
-        policy=policy,
-        steps=steps,
-        guidance_scale=scale,
-        nfe=budget,
-        options=options,
-        reference=reference(cls),
-        code=code_digest(cls),
-        group=row.group,
-        published=row.paper,
-        scheduler=row.scheduler,
-        scheduler_options=row.scheduler_options,
-    )
+    own = {"steps": steps, "guidance_scale": scale, "implementation": implementation, "nfe": nfe, "options": options}
+    return Method(**{**vars(row), **own}, reference=reference(cls), code=tables.code_digest(cls))
 
 
 def _check_methods(config: BenchConfig) -> None:
@@ -290,7 +280,7 @@ def _check_methods(config: BenchConfig) -> None:
             raise ConfigError(f"two methods are called {method.name!r} (or nearly so); names must differ")
     _check_names("method", config.sheet.methods, names, "sheet.methods: ")
     _check_names("method", [config.reference] if config.reference else [], names, "reference: ")
-    if not config.reference and all(method.policy_name != "cfg" for method in config.methods):
+    if not config.reference and all(method.policy != "cfg" for method in config.methods):
         raise ConfigError('there is no plain CFG to compare with: add [[methods]] with name and policy = "cfg"')
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from thg.bench.config import BenchConfig
 from thg.bench.metrics import Batch, Metric, PackageMetric, load_metrics
-from thg.bench.samples import read_samples, reference_files
-from thg.bench.store import Series
+from thg.bench.samples import reference_files
+from thg.bench.store import BenchmarkRun, Series
 from thg.bench.tables import code_digest, digest
 from thg.processes import Shard, batches
 from thg.rows import RowFiles
@@ -26,14 +25,14 @@ Progress = Callable[[str], None]
 
 
 class Measurer:
-    """The metrics of a benchmark. loaded: those that are available, and why the others are not."""
+    """The metrics of a run. loaded: those that are available, and why the others are not. names: some of them only."""
 
-    def __init__(self, config: BenchConfig, device: str, names: Iterable[str] | None = None) -> None:
-        self.config = config
-        names = config.metrics if names is None else names
-        self.loaded = load_metrics(names, device, packages=config.packages, base=config.base)
+    def __init__(self, run: BenchmarkRun, device: str, names: Iterable[str] | None = None) -> None:
+        self.run, self.config, self.reference = run, run.config, run.series()[run.config.reference_method.name]
+        names = run.config.metrics if names is None else names
+        self.loaded = load_metrics(names, device, packages=run.config.packages, base=run.config.base)
         needs_references = any("set" in metric.needs for metric in self.loaded.of_packages)
-        self.references = reference_files(config) if needs_references else None
+        self.references = reference_files(run.config) if needs_references else None
 
     def leave_out(self, sounds: bool) -> None:
         """Drops the metrics that cannot be measured here, with the reason."""
@@ -53,14 +52,14 @@ class Measurer:
             self.references.complaint if self.references else "there are no references: write [references] with folder"
         )
 
-    def measures(self, is_reference: bool, reference: Series) -> dict[str, Metric]:
+    def measures(self, series: Series) -> dict[str, Metric]:
         """The metrics to measure on the samples of a method, by the name of their rows."""
-        metrics = [metric for metric in self.loaded.metrics if not ("pairs" in metric.needs and is_reference)]
-        return {self.rows_of(metric, reference): metric for metric in metrics}
+        metrics = [m for m in self.loaded.metrics if not ("pairs" in m.needs and series.key == self.reference.key)]
+        return {self._rows_of(metric): metric for metric in metrics}
 
-    def rows_of(self, metric: Metric, reference: Series) -> str:
+    def _rows_of(self, metric: Metric) -> str:
         """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
-        compared = reference.key[:8] if "pairs" in metric.needs else ""
+        compared = self.reference.key[:8] if "pairs" in metric.needs else ""
         return "-".join(filter(None, [metric.name, code_digest(type(metric))[:8], compared]))
 
     def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
@@ -72,62 +71,73 @@ class Measurer:
                 rows = metric.measure(batch if pairs else stored)
                 series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
 
-    def missing(self, series: Series, reference: Series) -> dict[str, set[int]]:
+    def missing(self, series: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
-        names = self.measures(series.key == reference.key, reference)
-        return {name: left for name in names if (left := everything - series.measured(name).done())}
+        return {name: left for name in self.measures(series) if (left := everything - series.measured(name).done())}
 
-    def measure_samples(
-        self, all_series: Sequence[Series], reference: Series, prompts: Sequence[str], shard: Shard, progress: Progress
-    ) -> None:
+    def measure_files(self, shard: Shard, progress: Progress) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, dict[str, Metric]]] = []
-        for series in all_series:
-            missing, done = self.missing(series, reference), series.done()
-            measures = self.measures(series.key == reference.key, reference)
+        for series in filter(lambda series: series.ready, self.run.series().values()):
+            missing, done, measures = self.missing(series), series.done(), self.measures(series)
             for batch in mine:
-                todo = {name: metric for name, metric in measures.items() if missing.get(name, set()) & {*batch}}
+                todo = {name: measures[name] for name, left in missing.items() if left & {*batch}}
                 if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")
         for series, batch, todo in units:
             pairs = any("pairs" in metric.needs for metric in todo.values())
-            plain = read_samples(reference, batch) if pairs else None
-            texts = tuple(prompts[index] for index in batch)
-            self.measure(todo, series, batch, Batch(read_samples(series, batch), texts, plain))
+            plain = self.reference.read(batch) if pairs else None
+            texts = tuple(self.run.prompts.prompts[index] for index in batch)
+            self.measure(todo, series, batch, Batch(series.read(batch), texts, plain))
             clock.tick()
 
-    def rows(
-        self, metric: Metric | PackageMetric, series: Series, reference: Series, prompts: Sequence[str]
-    ) -> torch.Tensor:
+    def complete(self) -> bool:
+        """Whether nothing is missing any more: no sample, and no measurement of one."""
+        ready = [series for series in self.run.series().values() if series.ready]
+        return not self.run.missing_samples() and not any(map(self.missing, ready))
+
+    def rows(self, metric: Metric | PackageMetric, series: Series) -> torch.Tensor:
         """What was measured on all samples of a series; a package runs now, unless it has."""
         if isinstance(metric, Metric):
-            files, samples = series.measured(self.rows_of(metric, reference)), range(self.config.count)
+            files, samples = series.measured(self._rows_of(metric)), range(self.config.count)
         else:
-            files, samples = self._by_package(metric, series, reference, prompts), None
+            files, samples = self._by_package(metric, series), None
         return torch.from_numpy(files.read(samples)["values"])
 
-    def _by_package(self, metric: PackageMetric, series: Series, reference: Series, prompts: Sequence[str]) -> RowFiles:
+    def _by_package(self, metric: PackageMetric, series: Series) -> RowFiles:
         """One number for each sample, or one for the set, stored as that of the first sample."""
         indices = range(self.config.count)
         references = self.references if "set" in metric.needs else None
-        against = reference.key if "pairs" in metric.needs else references.identity if references else ""
+        against = self.reference.key if "pairs" in metric.needs else references.identity if references else ""
         network = self.config.networks.get(metric.name, "")
         what = digest({"count": len(indices), "against": against, "network": network})
         files = series.measured(f"{metric.name}-{what[:8]}")
         if not files.done():
             job = {
                 "samples": [str(series.file(index)) for index in indices],
-                "prompts": [prompts[index] for index in indices],
-                "plain": [str(reference.file(index)) for index in indices],
+                "prompts": self.run.prompts.prompts[: len(indices)],
+                "plain": [str(self.reference.file(index)) for index in indices],
                 "references": [str(path) for path in references.paths] if references else [],
                 "network": network,
             }
             values = metric.values(job)
             files.add(indices[: len(values)], {"values": np.array(values)})
         return files
+
+
+def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Measurer | None:
+    """Does this process's part of the measurements; returns the metrics if nothing is missing any more, else None."""
+    reference = run.series()[run.config.reference_method.name]
+    done = reference.done()
+    if not done:
+        return None  # other processes have not made samples yet
+    measurer = Measurer(run, shard.device)
+    measurer.leave_out(sounds=reference.record(min(done)).get("rate") is not None)
+    measurer.measure_files(shard, progress)
+    return measurer if measurer.complete() else None
 
 
 class Clock:

@@ -13,13 +13,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from thg.bench.config import BenchConfig, Method
-from thg.bench.measure import Measurer, Progress
+from thg.bench.config import BenchConfig
+from thg.bench.measure import Measurer, Progress, measure_samples
 from thg.bench.metrics import MetricError, Scored, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
-from thg.bench.run import BenchmarkRun, measure_samples
-from thg.bench.samples import open_picture
-from thg.bench.store import Series
+from thg.bench.store import BenchmarkRun, RunFolderError, Series, open_picture
 from thg.environment import environment
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
@@ -35,8 +33,10 @@ TITLES = {
     **{"emoji_recall_1": "recall@1", "emoji_recall_5": "recall@5"},
 }
 ARROWS = {"higher": "↑", "lower": "↓"}
-DIGITS = {"psnr": 2, "fid": 3, "kid": 5, "cmmd": 5, "clip_score": 3, "image_reward": 5, "judge_frechet": 3}
-DIGITS |= {"snr": 2, "log_mel": 2, "sound_frechet": 2, "emoji_frechet": 3}
+DIGITS: dict[str, int | None] = {
+    **{"nfe": None, "psnr": 2, "fid": 3, "kid": 5, "cmmd": 5, "clip_score": 3, "image_reward": 5, "judge_frechet": 3},
+    **{"snr": 2, "log_mel": 2, "sound_frechet": 2, "emoji_frechet": 3},
+}
 DASH = "–"
 
 
@@ -63,10 +63,6 @@ class Row:
     note: str = ""
     is_reference: bool = False
 
-    @property
-    def left_out(self) -> bool:
-        return self.nfe is None
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -85,51 +81,50 @@ class Measured:
 # -- the numbers
 
 
-def reduce_rows(run: BenchmarkRun, measurer: Measurer) -> Measured:
+def reduce_rows(measurer: Measurer) -> Measured:
     """Every method's numbers."""
-    loaded = measurer.loaded
+    loaded, config = measurer.loaded, measurer.config
     for metric in loaded.metrics:
         if isinstance(metric, SetMetric):
-            metric.use_statistics(read_statistics(run.config.references.statistics[metric.name]))
-    reference = run.series()[run.config.reference_method.name]
-    rows = [_row(run, method, measurer, reference) for method in run.config.methods]
+            metric.use_statistics(read_statistics(config.references.statistics[metric.name]))
+    series = measurer.run.series()
+    rows = [_row(series[method.name], measurer) for method in config.methods]
     directions = {metric.name: metric.direction for metric in loaded.all}
     return Measured(rows, directions, list(dict.fromkeys(loaded.skipped)))
 
 
-def _row(run: BenchmarkRun, method: Method, measurer: Measurer, reference: Series) -> Row:
-    stored, count = run.stored_method(method.name), run.config.count
-    series = stored.series
+def _row(series: Series, measurer: Measurer) -> Row:
+    method, count, reference = series.method, measurer.config.count, measurer.reference
     values: dict[str, float | None] = {metric.name: None for metric in measurer.loaded.all}
     worst: dict[str, float] = {}
-    for metric in measurer.loaded.all if series is not None else ():
+    for metric in measurer.loaded.all if series.ready else ():
         pairs = "pairs" in metric.needs
-        if series is None or (pairs and series.key == reference.key):
+        if pairs and series.key == reference.key:
             continue
         try:
-            rows = measurer.rows(metric, series, reference, run.prompts.prompts)
+            rows = measurer.rows(metric, series)
         except MetricError as error:  # a package may lack its weights; the other metrics are shown
             measurer.loaded.skip(metric, str(error))
             continue
         values[metric.name] = metric.reduce(rows)
         if pairs and isinstance(metric, Scored):
             worst[metric.name] = metric.worst(rows) or 0.0
-    seconds = series.seconds() if series else {}
+    seconds = series.seconds() if series.ready else {}
     return Row(
         name=method.name,
-        policy=method.policy_name,
+        policy=method.policy,
         paper=method.reference,
         group=method.group,
         steps=method.steps,
         guidance_scale=method.guidance_scale,
-        nfe=math.fsum(record["nfe"] for record in series.records(count)) / count if series else None,
+        nfe=math.fsum(series.record(index)["nfe"] for index in range(count)) / count if series.ready else None,
         seconds=math.fsum(seconds.values()) / len(seconds) if seconds else None,
         metrics=values,
-        published=method.published,
+        published=method.paper,
         speedup=_speedup(reference.seconds(), seconds),
         worst=worst,
-        note=stored.left_out or _note(stored.prepared),
-        is_reference=method is run.config.reference_method,
+        note=series.left_out or _note(series.prepared),
+        is_reference=method is measurer.config.reference_method,
     )
 
 
@@ -176,10 +171,10 @@ def table(measured: Measured, metrics: tuple[str, ...]) -> str:
         for row in members:
             cells = [
                 f"{row.name}{' (reference)' if row.is_reference else ''}",
-                _with_published(_nfe(row.nfe), row.published.get("nfe"), "nfe"),
+                _with_published(_number(row.nfe, None), row.published.get("nfe"), "nfe"),
                 _number(row.seconds, 3),
-                _times(row.speedup),
-                _times(measured.ideal(row)),
+                _number(row.speedup, 2, "x"),
+                _number(measured.ideal(row), 2, "x"),
                 *(_cell(row, name, best[name]) for name in metrics),
             ]
             lines.append("| " + " | ".join(cells) + " |")
@@ -208,42 +203,35 @@ def _best(rows: list[Row], name: str, direction: str | None) -> float | None:
 def _with_published(text: str, published: float | None, name: str) -> str:
     if published is None:
         return text
-    return f"{text} (paper {_nfe(published) if name == 'nfe' else _number(published, DIGITS.get(name, 4))})"
+    return f"{text} (paper {_number(published, DIGITS.get(name, 4))})"
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number(value: float | None, digits: int | None, unit: str = "") -> str:
+    """digits: None for one digit of a number that is not whole."""
     if value is None or math.isnan(value):
         return DASH
-    return f"{value:.{digits}f}"
-
-
-def _nfe(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
-
-
-def _times(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}x"
+    return f"{value:.{int(value != int(value)) if digits is None else digits}f}{unit}"
 
 
 # -- the files
 
 
-def write_report(run: BenchmarkRun, measurer: Measurer, device: str = "cpu") -> str:
+def write_report(measurer: Measurer, device: str = "cpu") -> str:
     """Writes the report of a measured run; returns the table."""
-    config, path = run.config, run.folder
-    measured = reduce_rows(run, measurer)
+    config, path = measurer.config, measurer.run.folder
+    measured = reduce_rows(measurer)
     about = environment(device)
-    notes = []
+    pictures = []
     try:
-        frontier = draw_frontier(_points(measured), path / "frontier.png", config.title)
+        if draw_frontier(_points(measured), path / "frontier.png", config.title):
+            pictures.append("![Fidelity against network evaluations](frontier.png)")
     except MissingExtraError as error:
-        frontier = False
-        notes.append(f"No frontier plot: {error}.")
-    drawn = _sheet(run, measured)
+        pictures.append(f"No frontier plot: {error}.")
+    if _sheet(measurer.run, measured):
+        pictures.append("![The same prompts across methods](sheet.png)")
     numbers = table(measured, tuple(shown_name(name, config.base) for name in config.metrics))
     write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
-    text = _markdown(config, measured, about, numbers, notes, frontier, drawn)
-    write_atomically(path / "report.md", text.encode())
+    write_atomically(path / "report.md", _markdown(config, measured, about, numbers, pictures).encode())
     return numbers
 
 
@@ -253,9 +241,10 @@ def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = 
     None if other processes are still measuring; the last of them writes the report.
     """
     run, shard = BenchmarkRun.stored(path), shard or Shard()
-    run.require_samples()
+    if left := run.missing_samples():
+        raise RunFolderError(f"{left} samples are missing in {run.store}: run thg bench again to resume")
     measurer = measure_samples(run, shard, progress)
-    return None if measurer is None else write_report(run, measurer, shard.device)
+    return None if measurer is None else write_report(measurer, shard.device)
 
 
 def _points(measured: Measured) -> list[Point]:
@@ -265,18 +254,14 @@ def _points(measured: Measured) -> list[Point]:
 
 def _sheet(run: BenchmarkRun, measured: Measured) -> bool:
     """The same prompts across methods; False for sounds."""
-    config = run.config
-    rows = {row.name: row for row in measured.rows if not row.left_out}
+    config, series = run.config, run.series()
+    rows = {row.name: row for row in measured.rows if row.nfe is not None}
     names = [name for name in config.sheet.methods if name in rows] or list(rows)[:MOST_COLUMNS]
-    series = run.series()
     indices = [index for index in config.sheet.prompts if index < config.count]
-    files = [[series[name].file(index) for index in indices] for name in names]
-    if not names or not indices or files[0][0].suffix == ".wav":
+    files = {name: [series[name].file(index) for index in indices] for name in names}
+    if not names or not indices or files[names[0]][0].suffix == ".wav":
         return False
-    columns = [
-        Column(name, f"NFE {rows[name].nfe:.0f}", [open_picture(path) for path in column])
-        for name, column in zip(names, files, strict=True)
-    ]
+    columns = [Column(name, f"NFE {rows[name].nfe:.0f}", list(map(open_picture, files[name]))) for name in names]
     left, top, right, bottom = config.sheet.region or (0, 0, 0, 0)
     details = [
         (left, top, right, bottom) if right else most_different([column.pictures[row] for column in columns])
@@ -301,15 +286,7 @@ def _document(config: BenchConfig, measured: Measured, about: dict[str, str]) ->
     }
 
 
-def _markdown(
-    config: BenchConfig,
-    measured: Measured,
-    about: dict[str, str],
-    numbers: str,
-    notes: list[str],
-    frontier: bool,
-    sheet: bool,
-) -> str:
+def _markdown(config: BenchConfig, measured: Measured, about: dict[str, str], numbers: str, pictures: list[str]) -> str:
     model = (config.model.shipped and f"the shipped model {config.model.shipped!r}") or config.model.source
     scheduler = f" with {config.model.scheduler}" if config.model.scheduler else ""
     lines = [
@@ -330,11 +307,8 @@ def _markdown(
     ]
     lines += [""] if measured.skipped else []
     lines += [f"- No {name}: {reason}" for name, reason in measured.skipped]
-    lines += ["", *notes] if notes else []
-    if frontier:
-        lines += ["", "![Fidelity against network evaluations](frontier.png)"]
-    if sheet:
-        lines += ["", "![The same prompts across methods](sheet.png)"]
+    for picture in pictures:
+        lines += ["", picture]
     lines += ["", "## Methods", ""]
     for row in measured.rows:
         how = f" *{row.note}.*" if row.note else ""

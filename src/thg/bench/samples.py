@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from thg.bench.config import BenchConfig, Model
-from thg.bench.store import RunFolderError, Series
 from thg.bench.tables import ConfigError, nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.media import png_bytes, wav_bytes, wav_samples
+from thg.media import png_bytes, wav_bytes
 from thg.models import SHIPPED, shipped_pipeline
 from thg.models.pretrained import pretrained, sampling_rate
 from thg.processes import generators
@@ -26,8 +22,6 @@ from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
 
 RECORD_BYTES = 8192
 """Bytes of a record and of a timing on disk: a block each."""
-FEATURE_BYTES = 8192
-"""Bytes of the largest features of a sample, those of FID and KID."""
 PNG_BYTES_PER_BYTE = 0.65
 """File size per byte of a photograph's pixels."""
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
@@ -134,9 +128,9 @@ class Samples:
         return ".png", png_bytes(self.values[row].permute(1, 2, 0).numpy())
 
     def bytes_on_disk(self) -> float:
-        """The disk space of such a sample, with its record and measurements."""
+        """The disk space of such a sample, with its record."""
         content = 2.0 if self.sample_rate is not None else PNG_BYTES_PER_BYTE
-        return content * self.values[0].numel() + RECORD_BYTES + FEATURE_BYTES
+        return content * self.values[0].numel() + RECORD_BYTES
 
 
 def load_pipeline(model: Model, device: str) -> Any:
@@ -150,10 +144,7 @@ def load_pipeline(model: Model, device: str) -> Any:
     if model.scheduler is not None:
         pipe.scheduler = make_scheduler(model, pipe.scheduler.config)
     pipe.set_progress_bar_config(disable=True)
-    accepted = inspect.signature(pipe.__call__).parameters
-    for key in model.call:
-        if key not in accepted:
-            raise ConfigError(f"{type(pipe).__name__} takes no argument {key!r}{nearest(key, list(accepted))}")
+    _check_arguments(f"{type(pipe).__name__} takes no argument", model.call, pipe.__call__)
     return pipe
 
 
@@ -165,11 +156,15 @@ def make_scheduler(model: Model, config: Any) -> Any:
     if model.scheduler not in names:
         raise ConfigError(f"diffusers has no scheduler {model.scheduler!r}{nearest(str(model.scheduler), names)}")
     cls = getattr(diffusers, model.scheduler)
-    accepted = inspect.signature(cls.__init__).parameters
-    for key in model.scheduler_options:
-        if key not in accepted:
-            raise ConfigError(f"{model.scheduler} takes no option {key!r}{nearest(key, list(accepted))}")
+    _check_arguments(f"{model.scheduler} takes no option", model.scheduler_options, cls.__init__)
     return cls.from_config(config, **model.scheduler_options)
+
+
+def _check_arguments(complaint: str, given: Iterable[str], function: Any) -> None:
+    accepted = inspect.signature(function).parameters
+    for key in given:
+        if key not in accepted:
+            raise ConfigError(f"{complaint} {key!r}{nearest(key, accepted)}")
 
 
 def sample(
@@ -199,37 +194,6 @@ def sample(
     if rate is not None and values.ndim == 3:
         values = values.mean(1)  # channels of a sound
     return Samples(values, rate)
-
-
-def open_picture(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as picture:
-            picture.load()
-            return picture
-    except (OSError, SyntaxError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
-
-
-def read_samples(series: Series, indices: Sequence[int]) -> torch.Tensor:
-    """Samples from their files: pictures as (batch, channels, height, width) bytes, sounds as (batch, time) floats."""
-    paths = [series.file(index) for index in indices]
-    if paths[0].suffix == ".wav":
-        return torch.from_numpy(np.stack([wav_samples(path.read_bytes()) for path in paths]))
-    pixels = [np.array(open_picture(path)) for path in paths]
-    return torch.from_numpy(np.stack([p.reshape(*p.shape[:2], -1) for p in pixels])).permute(0, 3, 1, 2).contiguous()
-
-
-def check_room(store: Path, samples: Samples, missing: int) -> str:
-    """The disk space needed for the missing samples and available; raises an error if it is too little."""
-    needed = missing * samples.bytes_on_disk()
-    existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise RunFolderError(
-            f"{missing} samples take about {size(needed)} in {store}, but only {size(free)} are free; choose another "
-            "disk with --store, or write a smaller --count"
-        )
-    return f"{missing} samples to make, about {size(needed)} in {store}; {size(free)} are free"
 
 
 def size(count: float) -> str:

@@ -1,5 +1,6 @@
 """Where samples and their measurements are kept: a store that runs share, under the addresses of what made them.
 
+    RUN/config.json                            the configuration, and the path of its store
     STORE/series/<key>/series.json             what determines its samples: model, scheduler, prompts, seed, steps,
                                                policy and the results of its preparation
     STORE/series/<key>/samples/000123.png      a sample (.png or .wav), and
@@ -26,17 +27,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from functools import cache, lru_cache
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from thg.bench.config import BenchConfig, Method, Model
+import numpy as np
+import torch
+from PIL import Image
+
+from thg.bench.config import BenchConfig, Method, Model, parse_config
+from thg.bench.samples import PromptList, Samples, load_prompts, size
 from thg.bench.tables import digest
 from thg.distribution import versions
 from thg.errors import THGError
 from thg.files import write_atomically
+from thg.media import wav_samples
 from thg.models import shipped_path
 from thg.rows import RowFiles
 
@@ -53,26 +61,76 @@ class RunFolderError(THGError):
 
 
 class Series:
-    """The samples of one method with the same settings, by the index of the prompt."""
+    """The samples of one method with the same settings, by the index of the prompt, and what was prepared for it."""
 
-    def __init__(self, path: Path, what: Mapping[str, Any]) -> None:
-        self.path = path
-        self._what = what
+    def __init__(self, store: Path, config: BenchConfig, method: Method, prompts: str) -> None:
+        """prompts: the digest of the list that the indices refer to."""
+        self._store = store
+        self.method = method
+        installed = versions()
+        used = [*LIBRARIES, *method.implementation.packages]
+        self._what: dict[str, Any] = {
+            "model": {**asdict(config.model_of(method)), "weights": weights(config.model)},
+            "prompts": prompts,
+            "seed": config.seed,
+            "steps": method.steps,
+            "guidance_scale": method.guidance_scale,
+            "policy": method.policy,
+            "options": method.options,
+            "files": _files([p.absolute() for p in method.options.values() if isinstance(p, Path)], Path("/")),
+            "versions": {name: installed.get(name, "") for name in used},
+        }
+        if method.policy != "cfg":
+            self._what["code"] = [thg_code(), method.code]
+        elif config.model.shipped is not None:
+            self._what["code"] = thg_code("models")
+        self.parts = store / "prepared" / digest(self._what)  # a folder for the parts of a long preparation
+
+    # -- the preparation
+
+    @property
+    def prepared(self) -> dict[str, Any]:
+        return read_json(self.parts.with_name(f"{self.parts.name}.json")) or {}
+
+    def write_prepared(self, values: dict[str, Any]) -> None:
+        write_json(self.parts.with_name(f"{self.parts.name}.json"), values)
+
+    @property
+    def left_out(self) -> str:
+        """Why the method is skipped here; empty if it is not."""
+        return str(self.prepared.get("left_out", ""))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the method is prepared and not skipped; only then its samples have an address."""
+        return not self.left_out and (bool(self.prepared) or not self.method.implementation.needs_preparation)
+
+    @cached_property
+    def _address(self) -> tuple[str, dict[str, Any]]:
+        assert self.ready
+        plan = self.method.implementation.plan_of(self.prepared)
+        how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": self.prepared}
+        return digest({**self._what, **how}), {**self._what, **how}
 
     @property
     def key(self) -> str:
-        return self.path.name
+        return self._address[0]
+
+    @property
+    def path(self) -> Path:
+        return self._store / "series" / self.key
+
+    # -- the samples
 
     def done(self) -> set[int]:
         """The indices of the existing samples, by listing the folder once."""
-        folder = self.path / "samples"
-        names = os.listdir(folder) if folder.exists() else []
+        names = os.listdir(self.path / "samples") if self.ready and (self.path / "samples").exists() else []
         return {int(name[:-5]) for name in names if name.endswith(".json") and not name.startswith(".")}
 
     def write(self, index: int, suffix: str, content: bytes, record: Mapping[str, Any]) -> None:
         """Writes a sample and its record."""
         if not (self.path / "series.json").exists():
-            write_json(self.path / "series.json", self._what)
+            write_json(self.path / "series.json", self._address[1])
         write_atomically(self._sample(index, suffix), content)
         write_json(self._sample(index, ".json"), record)
 
@@ -81,17 +139,19 @@ class Series:
         sound = self._sample(index, ".wav")
         return sound if sound.exists() else self._sample(index, ".png")
 
-    def any_record(self) -> dict[str, Any] | None:
-        """The record of the first existing sample, if any."""
-        return read_json(self._sample(min(done), ".json")) if (done := self.done()) else None
+    def record(self, index: int) -> dict[str, Any]:
+        record = read_json(self._sample(index, ".json"))
+        if record is None:
+            raise RunFolderError(f"sample {index} is missing in {self.path}: run thg bench again")
+        return record
 
-    def records(self, count: int) -> Iterator[dict[str, Any]]:
-        """The records of the first `count` samples, in order. A missing one is an error."""
-        for index in range(count):
-            record = read_json(self._sample(index, ".json"))
-            if record is None:
-                raise RunFolderError(f"sample {index} is missing in {self.path}: run thg bench again")
-            yield record
+    def read(self, indices: Sequence[int]) -> torch.Tensor:
+        """From their files: pictures as (batch, channels, height, width) bytes, sounds as (batch, time) floats."""
+        paths = [self.file(index) for index in indices]
+        if paths[0].suffix == ".wav":
+            return torch.from_numpy(np.stack([wav_samples(path.read_bytes()) for path in paths]))
+        pixels = np.stack([np.atleast_3d(np.asarray(open_picture(path))) for path in paths])
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def write_timing(self, index: int, turn: str, count: int, seconds: float) -> None:
         """turn: the same for all series that were made in turns."""
@@ -110,59 +170,75 @@ class Series:
         return self.path / "samples" / f"{index:0{DIGITS}d}{suffix}"
 
 
-class StoredMethod:
-    """A method in a store: what was prepared for it, and the series of its samples."""
+@dataclass(frozen=True)
+class BenchmarkRun:
+    """A benchmark, the folder of its report and the store of its samples."""
 
-    def __init__(self, store: Path, config: BenchConfig, method: Method, prompts: str) -> None:
-        """prompts: the digest of the list that the indices refer to."""
-        self._store = store
-        self.method = method
-        installed = versions()
-        used = [*LIBRARIES, *method.policy.packages]
-        self._what: dict[str, Any] = {
-            "model": {**asdict(config.model_of(method)), "weights": weights(config.model)},
-            "prompts": prompts,
-            "seed": config.seed,
-            "steps": method.steps,
-            "guidance_scale": method.guidance_scale,
-            "policy": method.policy_name,
-            "options": method.options,
-            "files": _files([p.absolute() for p in method.options.values() if isinstance(p, Path)], Path("/")),
-            "versions": {name: installed.get(name, "") for name in used},
-        }
-        if method.policy_name != "cfg":
-            self._what["code"] = [thg_code(), method.code]
-        elif config.model.shipped is not None:
-            self._what["code"] = thg_code("models")
-        self.parts = store / "prepared" / digest(self._what)  # a folder for the parts of a long preparation
+    config: BenchConfig
+    folder: Path
+    store: Path
+    prompts: PromptList
 
-    @property
-    def prepared(self) -> dict[str, Any]:
-        return read_json(self.parts.with_name(f"{self.parts.name}.json")) or {}
+    @classmethod
+    def start(cls, config: BenchConfig, folder: Path, store: Path | None = None) -> BenchmarkRun:
+        """Starts or resumes a run. store: by default `store` next to the folder, which other runs share."""
+        return cls(config, folder, store or folder.absolute().parent / "store", load_prompts(config))
 
-    def write_prepared(self, values: dict[str, Any]) -> None:
-        write_json(self.parts.with_name(f"{self.parts.name}.json"), values)
+    @classmethod
+    def stored(cls, folder: Path) -> BenchmarkRun:
+        """The run of a folder."""
+        stored = read_json(folder / "config.json")
+        if stored is None or not isinstance(stored.get("config"), dict) or not isinstance(stored.get("store"), str):
+            raise RunFolderError(f"{folder} is not the folder of a run: there is no readable config.json in it")
+        config = parse_config(stored["config"], Path(stored["base"]))
+        return cls(config, folder, Path(stored["store"]), load_prompts(config))
 
-    @property
-    def left_out(self) -> str:
-        """Why the method is skipped here; empty if it is not."""
-        return str(self.prepared.get("left_out", ""))
+    def open(self) -> None:
+        """Writes the configuration into the folder; one that holds another run is an error."""
+        config, stored = self.config, read_json(self.folder / "config.json")
+        if stored is not None and stored.get("identity") != config.identity():
+            raise RunFolderError(
+                f"{self.folder} holds another run ({stored.get('config', {}).get('title')!r}), whose pictures differ "
+                "from this one's; choose another folder with --out"
+            )
+        where = {"base": str(config.base), "store": str(self.store.resolve())}
+        write_json(self.folder / "config.json", {"identity": config.identity(), "config": config.source, **where})
 
-    @property
-    def series(self) -> Series | None:
-        """None while the method still has to be prepared, or if it is skipped."""
-        prepared = self.prepared
-        if "left_out" in prepared or (self.method.policy.needs_preparation and not prepared):
-            return None
-        plan = self.method.policy.plan_of(self.method.steps, prepared)
-        how = {"policy": "plan", "options": plan.to_dict(), "prepared": {}} if plan else {"prepared": prepared}
-        what = {**self._what, **how}
-        return Series(self._store / "series" / digest(what), what)
+    def series(self) -> dict[str, Series]:
+        """Of every method by name, the reference first. Not known before a model of the hub was downloaded."""
+        reference = self.config.reference_method
+        methods = sorted(self.config.methods, key=lambda method: method is not reference)
+        return {method.name: Series(self.store, self.config, method, self.prompts.digest) for method in methods}
 
-    def done(self) -> set[int]:
-        """The indices of the existing samples."""
-        series = self.series
-        return set() if series is None else series.done()
+    def missing_samples(self) -> int:
+        """How many samples are missing, not counting skipped methods."""
+        everything = set(range(self.config.count))
+        return sum(len(everything - series.done()) for series in self.series().values() if not series.left_out)
+
+
+# -- what is in files
+
+
+def open_picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return picture
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path} ({error}); delete its .json and run thg bench again") from None
+
+
+def check_room(store: Path, samples: Samples, missing: int) -> str:
+    """The disk space needed for the missing samples and available; raises an error if it is too little."""
+    needed = missing * samples.bytes_on_disk()
+    existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise RunFolderError(
+            f"{missing} samples take about {size(needed)} in {store}, but only {size(free)} are free; choose another "
+            "disk with --store, or write a smaller --count"
+        )
+    return f"{missing} samples to make, about {size(needed)} in {store}; {size(free)} are free"
 
 
 def weights(model: Model, file: str = "model_index.json") -> str:

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -49,12 +49,9 @@ TableT = TypeVar("TableT")
 
 def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str = "") -> TableT:
     """The dataclass with these values. where: its name in errors; base: what its paths are relative to."""
-    known = keys(table)
-    for key in values:
-        if key not in known:
-            raise ConfigError(_unknown(key, where, known))
-        if isinstance(values[key], float) and not math.isfinite(values[key]):
-            raise ConfigError(f"{where + '.' if where else ''}{key} must be finite, not {values[key]}")
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where + '.' if where else ''}{key} must be finite, not {value}")
     try:
         # as JSON, in which a list may be a tuple and a text a path, but a text is never a number
         text = json.dumps(values, default=str)
@@ -86,7 +83,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f"{guess} There are: {', '.join(options)}"
 
 
-def _unknown(key: str, place: str, known: Iterable[str]) -> str:
+def unknown(key: str, place: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}{f' in {place}' if place else ''}{nearest(key, known)}"
 
 
@@ -103,7 +100,9 @@ def _sentence(detail: ErrorDetails, table: type, where: str) -> str:
     name = f"{place}.{key}" if place else key
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
-        return _unknown(key, place, keys(_table_at(table, parents)))
+        for parent in parents:  # the table in which the key was looked up
+            table = get_type_hints(table)[parent]
+        return unknown(key, place, keys(table))
     if kind == "missing":
         return f"{name} is missing"
     if kind == "literal_error":
@@ -115,16 +114,6 @@ def _sentence(detail: ErrorDetails, table: type, where: str) -> str:
         return f"{name} must be finite, not {value}"
     expected = KINDS.get(kind.partition("_")[0])
     return f"{name} must be {expected}, not {value!r}" if expected else f"{name}: {detail['msg']}, not {value!r}"
-
-
-def _table_at(table: type, parents: list[str]) -> Any:
-    """The table in which a key was looked up."""
-    for parent in parents:
-        inner = get_type_hints(table).get(parent)
-        if not is_dataclass(inner):
-            break
-        table = inner  # type: ignore[assignment]
-    return table
 
 
 # -- classes in files

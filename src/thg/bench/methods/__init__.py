@@ -1,7 +1,7 @@
 """The methods that a benchmark compares, by the names of their policies in a configuration.
 
 A method is a dataclass whose fields are its options: a `Policy`, or anything with `guide(run)` (or `plan(run)`) that
-`thg.enable` takes, or a class with `policy(steps)` that makes a policy. An own one is named by its file,
+`thg.enable` takes, or a class whose `policy(steps)` returns one of them. An own one is named by its file,
 "my_methods.py:Fading", or registered by a package as an entry point of the group `thg.bench.methods`.
 """
 
@@ -13,19 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from thg.bench.methods.baselines import (
-    AdaptiveGuidance,
-    CFGCache,
-    CFGCacheFFT,
-    CFGGate,
-    GuidanceInterval,
-    SelectiveGuidance,
-    StepAG,
-)
+from thg.bench.methods import baselines, predictors, thg_plans, third_party
 from thg.bench.methods.policy import Guided, PlainCFG, Policy
-from thg.bench.methods.predictors import HiCache, Spectrum, TaylorSeer
-from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered, Uniform, Within
-from thg.bench.methods.third_party import CacheDiT, DeepCache, FasterCache
 from thg.bench.tables import ConfigError, from_file, is_file, nearest
 from thg.plans.planners import guide_maker
 
@@ -34,24 +23,24 @@ GROUP = "thg.bench.methods"
 
 BUILT_IN: dict[str, type] = {
     "cfg": PlainCFG,
-    "cfg-cache": CFGCache,
-    "cfg-cache-fft": CFGCacheFFT,
-    "cfg-gate": CFGGate,
-    "selective-guidance": SelectiveGuidance,
-    "step-ag": StepAG,
-    "guidance-interval": GuidanceInterval,
-    "adaptive-guidance": AdaptiveGuidance,
-    "thg": PaperPlan,
-    "uniform": Uniform,
-    "tapered": Tapered,
-    "within": Within,
-    "profile": Profiled,
-    "taylorseer": TaylorSeer,
-    "hicache": HiCache,
-    "spectrum": Spectrum,
-    "deepcache": DeepCache,
-    "fastercache": FasterCache,
-    "cache-dit": CacheDiT,
+    "cfg-cache": baselines.CFGCache,
+    "cfg-cache-fft": baselines.CFGCacheFFT,
+    "cfg-gate": baselines.CFGGate,
+    "selective-guidance": baselines.SelectiveGuidance,
+    "step-ag": baselines.StepAG,
+    "guidance-interval": baselines.GuidanceInterval,
+    "adaptive-guidance": baselines.AdaptiveGuidance,
+    "thg": thg_plans.PaperPlan,
+    "uniform": thg_plans.Uniform,
+    "tapered": thg_plans.Tapered,
+    "within": thg_plans.Within,
+    "profile": thg_plans.Profiled,
+    "taylorseer": predictors.TaylorSeer,
+    "hicache": predictors.HiCache,
+    "spectrum": predictors.Spectrum,
+    "deepcache": third_party.DeepCache,
+    "fastercache": third_party.FasterCache,
+    "cache-dit": third_party.CacheDiT,
 }
 
 
@@ -80,12 +69,9 @@ def method_class(name: Any, where: str, base: Path) -> type:
 
 def as_policy(method: Any, steps: int) -> Policy:
     """The policy of a method for a run with this number of steps."""
-    if isinstance(method, Policy):
-        return method
     if hasattr(method, "policy"):
-        policy: Policy = method.policy(steps)
-        return policy
-    return Guided(guide_maker(method))
+        method = method.policy(steps)
+    return method if isinstance(method, Policy) else Guided(guide_maker(method))
 
 
 def reference(cls: type) -> str:

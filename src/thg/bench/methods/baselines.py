@@ -2,15 +2,15 @@
 
 Each is set to a number of network evaluations per sample (`nfe`): the conditional branch runs at each step, so
 nfe - steps is the number of unconditional evaluations. It is exact, but for Adaptive Guidance, which meets it in the
-mean. A budget that cannot be met is an error. These are our own implementations; where a paper and its released code
-differ, the docstring of the class says so.
+mean. A budget that cannot be met is an error. Most are planners: plans of the guidance term that hold it over a leap.
+These are our own implementations; where a paper and its released code differ, the docstring of the class says so.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thg.bench.methods.policy import Counted, Pilot, PlainGuide, Policy
+from thg.bench.methods.policy import Counted, Pilot, Policy, Prepared
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.pipelines import enabled, summary
@@ -29,18 +29,8 @@ from thg.plans.planners import evaluations_for
 from thg.plans.run import RunInfo, Term
 
 
-class PlannedBaseline(ABC):
-    """A baseline that is a plan for the guidance term."""
-
-    @abstractmethod
-    def plan(self, run: RunInfo) -> Plan: ...
-
-    def guide(self, run: RunInfo) -> Guide:
-        return HareGuide(self.plan(run), run)
-
-
 @dataclass(frozen=True)
-class CFGCache(PlannedBaseline):
+class CFGCache:
     """CFG-Cache, the guidance part of FasterCache: the difference of the two branches is kept and reused.
 
     After `warmup` steps with both branches (as many as the budget allows), the unconditional branch runs at each
@@ -54,7 +44,17 @@ class CFGCache(PlannedBaseline):
 
     def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
-        return Plan(run.steps, _warmup_then_every(run.steps, count, self.interval), hare_order=1)
+        if self.interval < 2:
+            raise PlanError(f"interval must be at least 2, not {self.interval}")
+        for warmup in range(run.steps + 1):
+            coarse = (*range(warmup), *(i for i in range(warmup, run.steps) if i % self.interval == 0))
+            if len(coarse) == count:
+                return Plan(run.steps, coarse, hare_order=1)
+        least = math.ceil(run.steps / self.interval)
+        raise PlanError(
+            f"CFG-Cache with interval={self.interval} evaluates the unconditional branch {least} times in {run.steps} "
+            f"steps at least, so nfe={self.nfe} is too small; write nfe={run.steps + least} or a longer interval"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,35 +76,27 @@ class CFGCacheFFT:
     low_until: float = 0.8  # share of the run
     high_from: float = 0.6
 
-    def plan(self, run: RunInfo) -> Plan:
-        return CFGCache(self.nfe, self.interval).plan(run)
-
     def guide(self, run: RunInfo) -> Guide:
-        return FrequencyGuide(HareGuide(self.plan(run), run), self, run.steps)
+        return FrequencyGuide(CFGCache(self.nfe, self.interval).plan(run), run, self)
 
 
-class FrequencyGuide:
-    """Follows another guide, and weights the frequencies of its predictions."""
+class FrequencyGuide(HareGuide):
+    """Follows a plan, and weights the frequencies of its predictions."""
 
-    def __init__(self, inner: HareGuide, weights: CFGCacheFFT, steps: int) -> None:
-        self.plan: Plan | None = inner.plan
-        self._inner = inner
+    def __init__(self, plan: Plan, run: RunInfo, weights: CFGCacheFFT) -> None:
+        super().__init__(plan, run)
         self._weights = weights
-        self._steps = steps
         self._low = self._high = 1.0
-
-    def evaluates(self, step: int) -> bool:
-        return self._inner.evaluates(step)
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         self._low = self._high = 1.0
-        return self._inner.observe(step, conditional, term)
+        return super().observe(step, conditional, term)
 
     def predict(self, step: int, conditional: Term) -> Term | None:
-        term = self._inner.predict(step, conditional)
+        term = super().predict(step, conditional)
         if term is None:
             return None
-        position = (step + 1) / self._steps
+        position = (step + 1) / self.plan.steps
         self._low *= self._weights.low_weight if position <= self._weights.low_until else 1.0
         self._high *= self._weights.high_weight if position >= self._weights.high_from else 1.0
         return tuple(weigh_frequencies(part, self._low, self._high) for part in term)
@@ -125,28 +117,12 @@ def weigh_frequencies(term: Tensor, low: float, high: float) -> Tensor:
     y = torch.fft.fftfreq(height, 1 / height, device=term.device)
     x = torch.fft.fftfreq(width, 1 / width, device=term.device)
     is_low = y[:, None] ** 2 + x[None, :] ** 2 <= (min(height, width) // 5) ** 2
-    weights = torch.where(is_low, low, high)
-    weighed: Tensor = torch.fft.ifft2(torch.fft.fft2(term) * weights).real
+    weighed: Tensor = torch.fft.ifft2(torch.fft.fft2(term) * torch.where(is_low, low, high)).real
     return weighed
 
 
-def _warmup_then_every(steps: int, count: int, interval: int) -> tuple[int, ...]:
-    """`count` steps: all up to some step, then each `interval`-th."""
-    if interval < 2:
-        raise PlanError(f"interval must be at least 2, not {interval}")
-    for warmup in range(steps + 1):
-        coarse = (*range(warmup), *(i for i in range(warmup, steps) if i % interval == 0))
-        if len(coarse) == count:
-            return coarse
-    least = math.ceil(steps / interval)
-    raise PlanError(
-        f"CFG-Cache with interval={interval} evaluates the unconditional branch {least} times in {steps} steps at "
-        f"least, so nfe={steps + count} is too small; write nfe={steps + least} or a longer interval"
-    )
-
-
 @dataclass(frozen=True)
-class CFGGate(PlannedBaseline):
+class CFGGate:
     """Both branches up to a step (the gate), which the budget sets; from there on the last difference is held."""
 
     paper: ClassVar[str] = "CFG gate (FastVideo, sglang): the last difference of the branches is held after a gate step"
@@ -158,7 +134,7 @@ class CFGGate(PlannedBaseline):
 
 
 @dataclass(frozen=True)
-class SelectiveGuidance(PlannedBaseline):
+class SelectiveGuidance:
     """Guidance in the first part of the run only; the rest is conditional. The budget sets where it ends."""
 
     paper: ClassVar[str] = "Golnari et al., Selective Guidance, 2023: e = e_c + (w - 1) d for the first steps, then e_c"
@@ -166,8 +142,7 @@ class SelectiveGuidance(PlannedBaseline):
     nfe: int
 
     def plan(self, run: RunInfo) -> Plan:
-        count = evaluations_for(self.nfe, run.steps)
-        return Plan(run.steps, tuple(range(count)), cutoff=count, hare_order=1)
+        return GuidanceInterval(self.nfe, start=0.0).plan(run)
 
 
 @dataclass(frozen=True)
@@ -192,27 +167,18 @@ class GuidanceInterval:
     nfe: int
     start: float = 0.17
 
-    def guide(self, run: RunInfo) -> Guide:
+    def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
         if not 0 <= self.start < 1:
             raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")
         first = int(self.start * run.steps)
-        if first + count > run.steps:
+        end = first + count
+        if end > run.steps:
             raise PlanError(
                 f"a guidance interval of {count} steps (nfe={self.nfe}) that starts at step {first} of {run.steps} "
                 f"does not fit; write start={max(0, run.steps - count) / run.steps:.2f} or less"
             )
-        return IntervalGuide(first, first + count)
-
-
-class IntervalGuide(PlainGuide):
-    """Evaluates both branches at the steps first .. end - 1, without guidance elsewhere."""
-
-    def __init__(self, first: int, end: int) -> None:
-        self._first, self._end = first, end
-
-    def evaluates(self, step: int) -> bool:
-        return self._first <= step < self._end
+        return Plan(run.steps, tuple(range(first, end)), start=first, cutoff=end, hare_order=1)
 
 
 # -- Adaptive Guidance
@@ -246,36 +212,42 @@ class AdaptiveGuidance(Policy):
     def needs_preparation(self) -> bool:
         return self.threshold is None
 
-    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+    def prepare(self, pilot: Pilot) -> dict[str, Any]:
         if self.nfe is None:
-            return self, {}
-        if "threshold" in known:
-            return AdaptiveGuidance(threshold=known["threshold"]), dict(known)
-        recorder = CosineRecorder()
-        with enabled(pilot.pipe, recorder):
+            return {}
+        plain = AdaptiveGuide()
+        with enabled(pilot.pipe, plain):
             pilot.run()
-        threshold, nfe = find_threshold(recorder.curves, self.nfe)
-        measured = {"threshold": threshold, "nfe_of_pilot": nfe, "pilot": len(recorder.curves[0])}
-        return AdaptiveGuidance(threshold=threshold), measured
+        threshold, nfe = find_threshold(plain.cosines, self.nfe)
+        return {"threshold": threshold, "nfe_of_pilot": nfe, "pilot": len(plain.cosines[0])}
 
     @contextmanager
-    def applied(self, pipe: Any) -> Iterator[Counted]:
-        assert self.threshold is not None
-        guide = AdaptiveGuide(self.threshold)
+    def applied(self, pipe: Any, prepared: Prepared) -> Iterator[Counted]:
+        guide = AdaptiveGuide(prepared["threshold"] if self.threshold is None else self.threshold)
         with enabled(pipe, guide):
             yield lambda size: [float(summary(pipe).steps + count) for count in guide.counts]
 
 
-class AdaptiveGuide(PlainGuide):
-    """A run of `AdaptiveGuidance`. counts: how often the unconditional branch of each sample counted."""
+class AdaptiveGuide:
+    """A run of `AdaptiveGuidance`; above any cosine, the threshold leaves plain CFG.
 
-    def __init__(self, threshold: float) -> None:
+    cosines: cos(e_c, e_u) of each sample, one list for each step at which both branches ran.
+    """
+
+    plan: Plan | None = None
+
+    def __init__(self, threshold: float = math.inf) -> None:
         self._threshold = threshold
         self._active: Tensor | None = None  # one flag per sample
-        self.counts: list[int] = []
+        self.cosines: list[list[float]] = []
+
+    @property
+    def counts(self) -> list[int]:
+        """How often the unconditional branch of each sample counted."""
+        return [guided_steps(sample, self._threshold) for sample in zip(*self.cosines, strict=True)]
 
     def guide(self, run: RunInfo) -> Guide:
-        self._active, self.counts = None, []
+        self._active, self.cosines = None, []
         return self
 
     def evaluates(self, step: int) -> bool:
@@ -283,25 +255,12 @@ class AdaptiveGuide(PlainGuide):
 
     def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
         cosines = _cosines(conditional, term)
+        self.cosines.append(cosines.tolist())
         active = torch.ones_like(cosines, dtype=torch.bool) if self._active is None else self._active
-        before = self.counts or [0] * len(active)
-        self.counts = [count + int(still) for count, still in zip(before, active.tolist(), strict=True)]
         self._active = active & (cosines < self._threshold)
         return None if bool(active.all()) else tuple(p * active.view(-1, *[1] * (p.ndim - 1)) for p in term)
 
-
-class CosineRecorder(PlainGuide):
-    """Plain CFG that records cos(e_c, e_u) of each sample at each step, for `find_threshold`."""
-
-    def __init__(self) -> None:
-        self.curves: list[list[float]] = []  # one list per step
-
-    def guide(self, run: RunInfo) -> Guide:
-        self.curves = []
-        return self
-
-    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        self.curves.append(_cosines(conditional, term).tolist())
+    def predict(self, step: int, conditional: Term) -> Term | None:
         return None
 
 
@@ -311,30 +270,30 @@ def _cosines(conditional: Term, term: Term) -> Tensor:
         raise UnsupportedPipelineError("Adaptive Guidance is defined for two branches; this pipeline has more")
     e_c = torch.cat([part.float().flatten(1) for part in conditional], dim=1)
     e_u = e_c - torch.cat([part.float().flatten(1) for part in term], dim=1)
-    return torch.nn.functional.cosine_similarity(e_c, e_u, dim=1)
+    return torch.nn.functional.cosine_similarity(e_c, e_u, dim=1).double()
 
 
-def find_threshold(curves: list[list[float]], nfe: int) -> tuple[float, float]:
+def guided_steps(cosines: Sequence[float], threshold: float) -> int:
+    """How many steps of a sample have guidance: up to the first whose cosine reaches the threshold."""
+    return next((i + 1 for i, cosine in enumerate(cosines) if cosine >= threshold), len(cosines))
+
+
+def find_threshold(cosines: list[list[float]], nfe: int) -> tuple[float, float]:
     """The threshold whose mean number of evaluations on recorded runs is nearest to a budget, and that mean.
 
-    curves: of `CosineRecorder`, one list of cosines (one per sample) for each step. Until a sample's guidance ends, its
+    cosines: of plain runs, one list (one number per sample) for each step. Until a sample's guidance ends, its
     run under Adaptive Guidance is its run under plain CFG, so the counts are exact for these samples.
     """
-    steps = len(curves)
+    steps, samples = len(cosines), list(zip(*cosines, strict=True))
     wanted = evaluations_for(nfe, steps)
-    by_sample = [[row[k] for row in curves] for k in range(len(curves[0]))]
 
     def mean_evaluations(threshold: float) -> float:
-        ends = (next((i + 1 for i, c in enumerate(cosines) if c >= threshold), steps) for cosines in by_sample)
-        return math.fsum(ends) / len(by_sample)
+        return math.fsum(guided_steps(sample, threshold) for sample in samples) / len(samples)
 
-    levels = sorted({-1.0, 1.0, *(min(c, 1.0) for row in curves for c in row)})
+    levels = sorted({-1.0, 1.0, *(min(c, 1.0) for row in cosines for c in row)})
     borders = [(low + high) / 2 for low, high in pairwise(levels)]
-    low, high = 0, len(borders) - 1
-    while low < high:  # the mean grows with the threshold
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if mean_evaluations(borders[middle]) < wanted else (low, middle)
-    best = min(borders[max(0, low - 1) : low + 1], key=lambda border: abs(mean_evaluations(border) - wanted))
+    first = bisect_left(borders, float(wanted), key=mean_evaluations)  # the mean grows with the threshold
+    best = min(borders[max(0, first - 1) : first + 1], key=lambda border: abs(mean_evaluations(border) - wanted))
     reached = mean_evaluations(best)
     if abs(reached - wanted) > BUDGET_TOLERANCE * nfe:
         raise PlanError(

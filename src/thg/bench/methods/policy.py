@@ -1,9 +1,9 @@
-"""The interface of the compared methods: a policy is applied to a pipeline, and counts its evaluations.
+"""The interface of the compared methods.
 
-policy.applied(pipe)    a context in which the pipeline runs under the policy; yields a function that returns, after
-                        a run, the evaluations of each sample of the batch
-policy.budget(...)      evaluations per sample if known before the run, after validation
-policy.prepare(pilot)   measurements needed once before the comparison (a threshold, a profile)
+policy.prepare(pilot)              what has to be measured once before the comparison (a threshold, a plan, a cost)
+policy.applied(pipe, prepared)     a context in which the pipeline runs under the policy; yields a function that
+                                   returns, after a run, the evaluations of each sample of the batch
+policy.budget(...)                 evaluations per sample if known before the run, after validation
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from thg.counting import counted_rows
-from thg.errors import PlanError
 from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
-from thg.plans.run import RunInfo, Term
+from thg.plans.run import RunInfo
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""
+
+Prepared = Mapping[str, Any]
+"""The result of a preparation, as it is stored; empty if there was nothing to prepare."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,39 +58,23 @@ class Policy:
 
     @property
     def needs_preparation(self) -> bool:
-        """Whether `prepare` has to measure something."""
         return False
 
-    def applied(self, pipe: Any) -> AbstractContextManager[Counted]:
+    def prepare(self, pilot: Pilot) -> dict[str, Any]:
+        """Measures what `applied` needs, if anything."""
+        return {}
+
+    def applied(self, pipe: Any, prepared: Prepared) -> AbstractContextManager[Counted]:
         """Applies this policy to the pipeline within a block."""
-        raise PlanError(f"{type(self).__name__} runs only after its preparation")
+        raise NotImplementedError
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
         """Evaluations per sample, or None if known only after the run. Raises PlanError if they are invalid."""
         return None
 
-    def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:
-        """The plan that it follows, if the plan alone determines its samples. prepared: the result of `prepare`."""
-        return None
-
-    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        """The policy ready to run, and its measurements. `known`: measurements of an earlier preparation, if any."""
-        return self, {}
-
-
-class PlainGuide:
-    """Evaluates both branches at each step: what baselines change in parts."""
-
-    plan: Plan | None = None
-
-    def evaluates(self, step: int) -> bool:
-        return True
-
-    def observe(self, step: int, conditional: Term, term: Term) -> Term | None:
-        return None
-
-    def predict(self, step: int, conditional: Term) -> Term | None:
-        return None
+    def plan_of(self, prepared: Prepared) -> Plan | None:
+        """The plan that it follows, if the plan alone determines its samples."""
+        return Plan.from_dict(prepared["plan"]) if "plan" in prepared else None
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ class PlainCFG(Policy):
         return 2 * steps
 
     @contextmanager
-    def applied(self, pipe: Any) -> Iterator[Counted]:
+    def applied(self, pipe: Any, prepared: Prepared) -> Iterator[Counted]:
         with counted_rows(pipe) as rows:
             yield lambda size: [rows.pop_all() / size] * size
 
@@ -120,24 +106,11 @@ class Guided(Policy):
         guide = self.maker.guide(run)
         return steps + sum(guide.evaluates(step) for step in range(steps)) if guide.plan is None else guide.plan.nfe
 
-    def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:
+    def plan_of(self, prepared: Prepared) -> Plan | None:
         planner = self.maker.planner if isinstance(self.maker, Planned) else None
         return planner.value if isinstance(planner, Fixed) else None
 
     @contextmanager
-    def applied(self, pipe: Any) -> Iterator[Counted]:
+    def applied(self, pipe: Any, prepared: Prepared) -> Iterator[Counted]:
         with enabled(pipe, self.maker):
             yield lambda size: [float(summary(pipe).nfe)] * size
-
-
-def check_budget(name: str, policy: Policy, steps: int, guidance_scale: float, nfe: int | None) -> None:
-    """Raises an error that names the method if its policy cannot meet the budget exactly."""
-    try:
-        evaluations = policy.budget(steps, guidance_scale)
-    except PlanError as error:
-        raise PlanError(f"method {name!r}: {error}") from None
-    if nfe is not None and evaluations is not None and evaluations != nfe:
-        raise PlanError(
-            f"method {name!r} makes {evaluations} evaluations in {steps} steps, but its budget is nfe={nfe}; write "
-            f"nfe={evaluations} or change its plan"
-        )

@@ -17,7 +17,6 @@ from numpy.polynomial import chebyshev, hermite
 from numpy.typing import NDArray
 from pydantic import Field
 
-from thg.bench.methods.policy import Guided, Policy
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned, tapered
 from thg.plans.run import RunInfo, Term
@@ -31,17 +30,15 @@ class Predictor(ABC):
 
     nfe: int
 
-    @property
-    @abstractmethod
-    def memory(self) -> int | None:
-        """How many of the last evaluations it uses; None for all."""
-
     @abstractmethod
     def weights(self, nodes: Array, at: float, steps: int) -> Array:
-        """The weights of the evaluations at `nodes` in the prediction at `at`, in a run of so many steps."""
+        """The weights of the last evaluations in the prediction at `at`; as many as it uses.
 
-    def policy(self, steps: int) -> Policy:
-        return Guided(PredictedNetwork(tapered(self.nfe), self))
+        nodes: the positions of all evaluations so far, in a run of `steps`.
+        """
+
+    def policy(self, steps: int) -> Planned:
+        return PredictedNetwork(tapered(self.nfe), self)
 
 
 @dataclass(frozen=True)
@@ -51,14 +48,10 @@ class TaylorSeer(Predictor):
     order: Annotated[int, Field(ge=0, le=4)] = 2
     paper: ClassVar[str] = "Liu et al., TaylorSeer, 2025: Taylor's formula on finite differences, here of the output"
 
-    @property
-    def memory(self) -> int:
-        return self.order + 1
-
     def weights(self, nodes: Array, at: float, steps: int) -> Array:
-        distance = at - nodes[-1]
-        terms = (self.basis(i, distance) * d for i, d in enumerate(differences(nodes)))
-        total: Array = sum(terms, np.zeros(len(nodes)))
+        used = nodes[-self.order - 1 :]
+        terms = (self.basis(i, at - nodes[-1]) * d for i, d in enumerate(differences(used)))
+        total: Array = sum(terms, np.zeros(len(used)))
         return total
 
     def basis(self, i: int, distance: float) -> float:
@@ -88,8 +81,6 @@ class Spectrum(Predictor):
     degree: Annotated[int, Field(ge=1, le=16)] = 4
     ridge: Annotated[float, Field(gt=0)] = 0.1
     paper: ClassVar[str] = "Spectrum, 2026 (arXiv 2603.01623): Chebyshev ridge regression, here of the output"
-
-    memory: ClassVar[None] = None
 
     def weights(self, nodes: Array, at: float, steps: int) -> Array:
         scale = 2 / max(1, steps - 1)
@@ -131,13 +122,12 @@ class PredictedLeaps(Leaps):
         at = self._run.positions[step]
         self._seen = [pair for pair in self._seen if pair[0] != at]  # of two evaluations at one time the later counts
         self._seen.append((at, output))
-        self._seen = self._seen[-(self._predictor.memory or len(self._seen)) :]
         return super().observe(step, output)
 
     def predict(self, step: int) -> Term:
         nodes = np.array([at for at, _ in self._seen])
         weights = self._predictor.weights(nodes, self._run.positions[step], self._run.steps).tolist()
-        parts = zip(*(term for _, term in self._seen), strict=True)
+        parts = zip(*(term for _, term in self._seen[-len(weights) :]), strict=True)
         return tuple(sum(w * part for w, part in zip(weights, same, strict=True)) for same in parts)
 
     def forget(self) -> None:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thg.bench.methods.policy import Guided, Pilot, Policy
+from thg.bench.methods.policy import Counted, Guided, Pilot, Policy, Prepared
 from thg.bench.tables import ConfigError, FilePath, nearest
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.plan import PRESETS, Plan, preset
-from thg.plans.planners import Fixed, Planned, tapered, uniform
+from thg.plans.plan import PRESETS, Plan, Skips, preset
+from thg.plans.planners import guide_maker, tapered, uniform
 from thg.plans.run import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, within
 from thg.profiles.profile import Profile
-
-PAPER = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
 
 
 @dataclass(frozen=True)
@@ -30,73 +28,73 @@ class Uniform:
     corrector: float = 0.0
     paper: ClassVar[str] = "thg: uniform grid, linear prediction of the guidance term"
 
-    def policy(self, steps: int) -> Policy:
-        return Guided(Planned(uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)))
+    def plan(self, run: RunInfo) -> Plan:
+        return uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector).plan(run)
 
 
 @dataclass(frozen=True)
 class Tapered:
     nfe: int
     paper: ClassVar[str] = "thg: leaps of the whole network, shortest at both ends"
+    skips: ClassVar[Skips] = "network"
 
-    def policy(self, steps: int) -> Policy:
-        return Guided(Planned(tapered(self.nfe)))
+    def plan(self, run: RunInfo) -> Plan:
+        return tapered(self.nfe).plan(run)
 
 
 @dataclass(frozen=True)
 class Within:
     error: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_ERROR
     paper: ClassVar[str] = "thg: the default, the evaluations that keep results within a tolerance of plain CFG's"
+    skips: ClassVar[Skips] = "network"
 
-    def policy(self, steps: int) -> Policy:
-        return Guided(Planned(within(self.error)))
+    def plan(self, run: RunInfo) -> Plan:
+        return within(self.error).plan(run)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Calibrated(Policy):
-    """A plan of `thg.Profile`, which is followed once it is prepared.
+    """A plan of `thg.Profile`, from the file `profile` or else measured on `calibrate` prompts; nfe: its budget."""
 
-    planner: arguments of `Profile.planner` (rho for the paper's Algorithm 2, nfe for ours).
-    profile: the file; without one, `calibrate` prompts are measured.
-    """
+    nfe: int | None
+    profile: FilePath | None = None
+    calibrate: Annotated[int, Field(ge=1)] = 32
 
-    planner: dict[str, Any] = field(default_factory=dict)
-    profile: Path | None = None
-    calibrate: int = 32
-    nfe: int | None = None
+    @abstractmethod
+    def planner(self) -> dict[str, Any]:
+        """The arguments of `Profile.planner`."""
 
     @property
     def needs_preparation(self) -> bool:
         return True
 
     def budget(self, steps: int, guidance_scale: float) -> int | None:
-        return None if self.profile is None else self._from_file(steps, guidance_scale).nfe
+        return None if self.profile is None else self._plan(Profile.load(self.profile), steps, guidance_scale).nfe
 
-    def plan_of(self, steps: int, prepared: Mapping[str, Any]) -> Plan | None:
-        return Plan.from_dict(prepared["plan"]) if "plan" in prepared else None
-
-    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
-        plan = self.plan_of(pilot.steps, known)
-        if plan is None:
-            plan = self._from_file(pilot.steps, pilot.guidance_scale) if self.profile else self._measured(pilot)
+    def prepare(self, pilot: Pilot) -> dict[str, Any]:
+        profile = Profile.load(self.profile) if self.profile else self._measured(pilot)
+        plan = self._plan(profile, pilot.steps, pilot.guidance_scale)
         if self.nfe is not None and plan.nfe != self.nfe:
             raise PlanError(
                 f"the calibrated plan makes {plan.nfe} evaluations, but the budget is nfe={self.nfe}; remove nfe, "
                 "or change rho"
             )
-        return Guided(Planned(Fixed(plan))), {"plan": json.loads(plan.to_json())}
+        return {"plan": json.loads(plan.to_json())}
 
-    def _from_file(self, steps: int, guidance_scale: float) -> Plan:
-        assert self.profile is not None
-        return Profile.load(self.profile).planner(**self.planner).plan(RunInfo.of(steps, guidance_scale))
+    def applied(self, pipe: Any, prepared: Prepared) -> AbstractContextManager[Counted]:
+        return Guided(guide_maker(self.plan_of(prepared))).applied(pipe, {})
 
-    def _measured(self, pilot: Pilot) -> Plan:
+    def _plan(self, profile: Profile, steps: int, guidance_scale: float) -> Plan:
+        plan: Plan = profile.planner(**self.planner()).plan(RunInfo.of(steps, guidance_scale))
+        return plan
+
+    def _measured(self, pilot: Pilot) -> Profile:
         if len(pilot.prompts) < self.calibrate:
             raise ConfigError(
                 f"calibrate = {self.calibrate} asks for more prompts than the {len(pilot.prompts)} of this benchmark"
             )
-        paper = "rho" in self.planner or self.planner.get("method") == "algorithm2"
-        profile = calibrate(
+        paper = "rho" in self.planner() or self.planner().get("method") == "algorithm2"
+        return calibrate(
             pilot.pipe,
             pilot.prompts[: self.calibrate],
             steps=pilot.steps,
@@ -107,29 +105,23 @@ class Calibrated(Policy):
             call=pilot.call,
             progress=False,
         )
-        plan: Plan = profile.planner(**self.planner).plan(RunInfo.of(pilot.steps, pilot.guidance_scale))
-        return plan
 
 
-@dataclass(frozen=True)
-class Profiled:
+@dataclass(frozen=True, kw_only=True)
+class Profiled(Calibrated):
     """A plan from a profile: from a file, or measured on `calibrate` prompts."""
 
-    nfe: int
-    profile: FilePath | None = None
-    calibrate: Annotated[int, Field(ge=1)] = 32
     method: Literal["optimal", "algorithm2"] = "optimal"
     hare_order: Literal[1, 2] | None = None
     corrector: float | None = None
     paper: ClassVar[str] = "thg: grid from a calibration profile, linear prediction of the network's output"
 
-    def policy(self, steps: int) -> Policy:
-        planner = {name: getattr(self, name) for name in ("nfe", "method", "hare_order", "corrector")}
-        return Calibrated(planner, self.profile, self.calibrate, self.nfe)
+    def planner(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("nfe", "method", "hare_order", "corrector")}
 
 
-@dataclass(frozen=True)
-class PaperPlan:
+@dataclass(frozen=True, kw_only=True)
+class PaperPlan(Calibrated):
     """The paper's method: a preset, a printed grid, or Algorithm 2 on a measured profile."""
 
     preset: str | None = None
@@ -137,10 +129,8 @@ class PaperPlan:
     rho: float | None = None
     cutoff: int | None = None
     boost: float = 1.0
-    profile: FilePath | None = None
-    calibrate: Annotated[int, Field(ge=1)] = 32
     nfe: int | None = None
-    paper: ClassVar[str] = PAPER
+    paper: ClassVar[str] = "Tortoise and Hare Guidance, 2025, Algorithms 1-3"
 
     def __post_init__(self) -> None:
         if sum(way is not None for way in (self.preset, self.coarse, self.rho)) != 1:
@@ -148,11 +138,10 @@ class PaperPlan:
         if self.preset is not None and self.preset not in PRESETS:
             raise ConfigError(f"there is no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
 
-    def policy(self, steps: int) -> Policy:
-        if self.rho is not None:
-            planner = {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}
-            return Calibrated(planner, self.profile, self.calibrate, self.nfe)
+    def planner(self) -> dict[str, Any]:
+        return {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}
+
+    def policy(self, steps: int) -> Policy | Plan:
         if self.preset is not None:
-            return Guided(Planned(Fixed(preset(self.preset))))
-        assert self.coarse is not None
-        return Guided(Planned(Fixed(Plan(steps, self.coarse, self.cutoff, self.boost, hare_order=1))))
+            return preset(self.preset)
+        return self if self.coarse is None else Plan(steps, self.coarse, self.cutoff, self.boost, hare_order=1)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thg.bench.methods.policy import Counted, Pilot, Policy
+from thg.bench.methods.policy import Counted, Pilot, Policy, Prepared
 from thg.counting import counted_work
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 from thg.pipelines import enabled
@@ -44,20 +44,16 @@ class ThirdPartyCache(Policy):
         yield
 
     @contextmanager
-    def together(self, pipe: Any) -> Iterator[None]:
-        """Enables the cache within a block, combined with thg if `thg` is set."""
+    def applied(self, pipe: Any, prepared: Prepared) -> Iterator[Counted]:
         with self.switched_on(pipe), nullcontext() if self.thg is None else enabled(pipe, tapered(self.thg)):
-            yield
+            yield lambda size: [prepared["nfe"]] * size
 
-    def prepare(self, pilot: Pilot, known: Mapping[str, Any]) -> tuple[Policy, dict[str, Any]]:
+    def prepare(self, pilot: Pilot) -> dict[str, Any]:
         """Counts its cost on the pilot, in a separate run, so that counting does not slow timed runs."""
-        if "nfe" in known:
-            return CountedCache(self, known["nfe"]), dict(known)
-        with counted_work(pilot.pipe) as work:
+        with counted_work(pilot.pipe) as plain:
             pilot.run()
-        plain = work.count
         try:
-            with self.together(pilot.pipe), counted_work(pilot.pipe) as work:
+            with self.applied(pilot.pipe, {}), counted_work(pilot.pipe) as work:
                 pilot.run()
         except THGError as error:
             raise CacheError(str(error)) from error
@@ -66,21 +62,7 @@ class ThirdPartyCache(Policy):
             raise CacheError(
                 f"{type(self).__name__} fails on {type(pilot.pipe).__name__} ({type(error).__name__}: {reason})"
             ) from error
-        nfe = 2 * pilot.steps * work.count / plain
-        return CountedCache(self, nfe), {"nfe": nfe}
-
-
-@dataclass(frozen=True)
-class CountedCache(Policy):
-    """A third-party cache whose cost in network evaluations is known."""
-
-    cache: ThirdPartyCache
-    nfe: float
-
-    @contextmanager
-    def applied(self, pipe: Any) -> Iterator[Counted]:
-        with self.cache.together(pipe):
-            yield lambda size: [self.nfe] * size
+        return {"nfe": 2 * pilot.steps * work.count / plain.count}
 
 
 @dataclass(frozen=True)
@@ -126,17 +108,14 @@ class FasterCache(ThirdPartyCache):
             spatial_attention_block_skip_range=self.attention_interval,
             unconditional_batch_skip_range=self.uncond_interval,
             attention_weight_callback=lambda _: 0.3,  # the value of diffusers' own example
-            current_timestep_callback=lambda: float(_current_time(pipe)),
+            current_timestep_callback=lambda: float(pipe.current_timestep),
             tensor_format=self.tensor_format,
         )
-        logger = logging.getLogger("diffusers.hooks.faster_cache")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns on each use that it is experimental
-        transformer.enable_cache(config)
+        with _quiet(logging.WARNING):  # it warns on each use that it is experimental
+            transformer.enable_cache(config)
         try:
             yield
         finally:
-            logger.setLevel(level)
             transformer.disable_cache()
 
 
@@ -171,20 +150,20 @@ class CacheDiT(ThirdPartyCache):
             calibrator = cache_dit.TaylorSeerCalibratorConfig(
                 taylorseer_order=self.order, enable_encoder_calibrator=False
             )
-        with _no_messages():
+        with _quiet(logging.INFO):
             cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
         try:
             yield
         finally:
-            with _no_messages():
+            with _quiet(logging.INFO):
                 cache_dit.disable_cache(pipe)
 
 
 @contextmanager
-def _no_messages() -> Iterator[None]:
-    """Without the lines that a library logs for each batch; its warnings are kept."""
+def _quiet(level: int) -> Iterator[None]:
+    """Without what a library logs for each batch, up to this level."""
     before = logging.root.manager.disable
-    logging.disable(logging.INFO)
+    logging.disable(level)
     try:
         yield
     finally:
@@ -197,12 +176,3 @@ def _module(name: str) -> Any:
     except ImportError as error:
         package = name.replace("_", "-").split(".")[0]
         raise MissingExtraError(f"{package} is not installed: pip install {package}") from error
-
-
-def _current_time(pipe: Any) -> Any:
-    """The current time step, for FasterCache's callback."""
-    time = getattr(pipe, "current_timestep", None)
-    if time is None:
-        index = pipe.scheduler.step_index
-        time = pipe.scheduler.timesteps[index or 0]
-    return time

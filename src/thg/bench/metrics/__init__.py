@@ -13,22 +13,25 @@ It is named by its file, "my_metrics.py:Brightness", or registered by a package 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from thg.bench.metrics import package_scripts
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, Scored, SetMetric
 from thg.bench.metrics.fidelity import PSNR, SNR, SSIM, LogMelDistance
 from thg.bench.metrics.judges import Judge, emoji_metrics, garment_metrics, sound_metrics
-from thg.bench.metrics.package_scripts import SCRIPTS
-from thg.bench.metrics.packages import PackageMetric
+from thg.bench.metrics.package_scripts import SCRIPTS, Job
 from thg.bench.tables import from_file, is_file
 from thg.errors import MissingExtraError
-from thg.models.emoji_prompts import emoji_names
-from thg.models.judge import JUDGE_PATH, EmojiJudge, SoundJudge
+from thg.models.judge import EmojiJudge, SoundJudge
 from thg.models.judge import Judge as ShippedJudge
 
 __all__ = [
@@ -49,6 +52,47 @@ GROUP = "thg.bench.metrics"
 
 FIDELITY: dict[str, type[Metric]] = {metric.name: metric for metric in (PSNR, SSIM, SNR, LogMelDistance)}
 """Those that compare with plain CFG."""
+
+
+class PackageMetric(Scored):
+    """One of `SCRIPTS`. python: the interpreter in whose environment the package is installed."""
+
+    def __init__(self, name: str, python: str = sys.executable) -> None:
+        self.name, self.python, self._script = name, python, SCRIPTS[name]
+        self.direction, self.hears, self.needs = self._script.direction, self._script.hears, {self._script.need}
+
+    def values(self, job: Job) -> list[float]:
+        """One number per sample, or one for the set."""
+        done = self._run([self.name], json.dumps(job))
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            reason = next((line for line in reversed(lines) if "Error:" in line), lines[-1])
+            raise MetricError(f"{self.name} failed in {self.python}: {reason.strip()[:300]}")
+        values: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+        if not all(map(math.isfinite, values)):
+            raise MetricError(f"{self.name} in {self.python} gave NaN or infinity")
+        return values
+
+    def require(self) -> PackageMetric:
+        """Itself, or the error that says how to install the package."""
+        if self._run([self.name, "--check"]).returncode:
+            package = self._script.package
+            raise MissingExtraError(
+                f"it needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
+                f"with other packages, install it in another environment and write its Python into the configuration: "
+                f'[packages] {self.name} = "/path/to/bin/python"'
+            )
+        return self
+
+    def _run(self, words: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        try:
+            command = [self.python, package_scripts.__file__, *words]
+            return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise MissingExtraError(
+                f"cannot run {self.python} for {self.name} ({error.strerror}); [packages] names the Python in whose "
+                "environment the package is installed"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -84,21 +128,27 @@ def load_metrics(
     packages: the Python of each metric that runs in a package. base: what files are relative to. device: where networks
     run. Sums are always kept on the CPU in float64. judge: instead of the one that is shipped with the models.
     """
-    makers, loaded = _makers(device, judge), Loaded()
+    judged, loaded = _judged(judge), Loaded()
     for name in dict.fromkeys(names):
         try:
             if name in SCRIPTS:
                 metric = PackageMetric(name, *([packages[name]] if packages and name in packages else []))
                 loaded.of_packages.append(metric.require())
-            elif is_file(name):
-                loaded.metrics.append(_made(from_file(name, base), device))
-            elif name in makers:
-                loaded.metrics.append(makers[name]())
+            elif name in judged:
+                loaded.metrics.append(judged[name])
+            elif (make := _class(name, base)) is not None:
+                takes_device = "device" in inspect.signature(make).parameters
+                loaded.metrics.append(make(device=device) if takes_device else make())
             else:
                 raise MetricError(f"there is no metric {name!r}; there are {', '.join(metric_names())}")
         except MissingExtraError as error:
             loaded.skipped.append((name, str(error)))
     return loaded
+
+
+def metric_names() -> tuple[str, ...]:
+    """All metrics: those of thg, and those that installed packages register."""
+    return (*FIDELITY, *_judged(), *(entry.name for entry in entry_points(group=GROUP)), *SCRIPTS)
 
 
 def shown_name(name: str, base: Path) -> str:
@@ -108,37 +158,19 @@ def shown_name(name: str, base: Path) -> str:
 
 def compares_with_plain_cfg(name: str, base: Path) -> bool:
     """Whether a metric needs the floats of plain CFG's pictures."""
-    if name in FIDELITY:
-        return True
+    return "pairs" in getattr(_class(name, base), "needs", ())
+
+
+def _class(name: str, base: Path) -> Any:
+    """The class of a metric, or the function that makes it: in a file, of a package that registers it, or thg's own."""
+    if is_file(name):
+        return from_file(name, base)
     registered = {entry.name: entry for entry in entry_points(group=GROUP)}
-    found = from_file(name, base) if is_file(name) else registered[name].load() if name in registered else None
-    return "pairs" in getattr(found, "needs", ())
+    return registered[name].load() if name in registered else FIDELITY.get(name)
 
 
-def _makers(device: str, judge: Judge | None) -> dict[str, Callable[[], Metric]]:
-    judges: dict[tuple[str, ...], Callable[[], list[Metric]]] = {  # each is loaded when one of its metrics is
-        ("judge_accuracy", "tone_accuracy", "judge_frechet"): cache(
-            lambda: garment_metrics(judge or ShippedJudge.load(JUDGE_PATH))
-        ),
-        ("emoji_recall_1", "emoji_recall_5", "emoji_frechet"): cache(
-            lambda: emoji_metrics(EmojiJudge.load(), emoji_names())
-        ),
-        ("sound_accuracy", "instrument_accuracy", "sound_frechet"): cache(lambda: sound_metrics(SoundJudge.load())),
-    }
-    judged = {
-        name: partial(lambda load, place: load()[place], load, place)
-        for names, load in judges.items()
-        for place, name in enumerate(names)
-    }
-    own = {entry.name: partial(lambda entry: _made(entry.load(), device), entry) for entry in entry_points(group=GROUP)}
-    return {**FIDELITY, **judged, **own}
-
-
-def _made(make: Any, device: str) -> Metric:
-    metric: Metric = make(device=device) if "device" in inspect.signature(make).parameters else make()
-    return metric
-
-
-def metric_names() -> tuple[str, ...]:
-    """All metrics: those of thg, and those that installed packages register."""
-    return (*_makers("cpu", None), *SCRIPTS)
+def _judged(judge: Judge | None = None) -> dict[str, Metric]:
+    """The metrics of the judges, each of which is loaded when one of its metrics is measured."""
+    garments = garment_metrics(cache(ShippedJudge.load) if judge is None else lambda: judge)
+    metrics = [*garments, *emoji_metrics(cache(EmojiJudge.load)), *sound_metrics(cache(SoundJudge.load))]
+    return {metric.name: metric for metric in metrics}

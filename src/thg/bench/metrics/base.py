@@ -42,7 +42,7 @@ class Batch:
     references: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check(self.samples)
+        self._check()
         if self.prompts and len(self.prompts) != len(self.samples):
             raise MetricError(
                 f"{len(self.samples)} samples but {len(self.prompts)} prompts: give one prompt per sample"
@@ -58,8 +58,9 @@ class Batch:
 
     def as_stored(self) -> Batch:
         """The samples as a reader of their files sees them: bytes, or sounds of 16 bits. Without references."""
-        samples = self.samples
-        return Batch(_as_16_bits(samples) if _are_sounds(samples) else _as_bytes(samples), self.prompts)
+        if self._are_sounds:
+            return Batch(self.sounds().clamp(-1, 1).mul(32767).round().div(32767), self.prompts)
+        return Batch((self.pictures() * 255).round().to(torch.uint8), self.prompts)
 
     def sounds(self) -> torch.Tensor:
         """The sounds, (batch, time)."""
@@ -71,7 +72,8 @@ class Batch:
 
     def pictures(self) -> torch.Tensor:
         """The pictures as floats in [0, 1]."""
-        return _as_floats(self.samples)
+        pictures = self.samples.detach().float()
+        return pictures / 255 if self.samples.dtype == torch.uint8 else pictures.clamp(0, 1)
 
     def reference_pictures(self) -> torch.Tensor:
         """The plain CFG pictures as floats in [0, 1]."""
@@ -82,39 +84,26 @@ class Batch:
             raise MetricError("this metric compares with plain CFG: pass Batch(..., references=the CFG samples)")
         return Batch(self.references)
 
+    @property
+    def _are_sounds(self) -> bool:
+        return self.samples.ndim == 2 and self.samples.is_floating_point()
 
-def _as_floats(pictures: torch.Tensor) -> torch.Tensor:
-    return pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.detach().float().clamp(0, 1)
-
-
-def _as_bytes(pictures: torch.Tensor) -> torch.Tensor:
-    return pictures if pictures.dtype == torch.uint8 else (_as_floats(pictures) * 255).round().to(torch.uint8)
-
-
-def _are_sounds(samples: torch.Tensor) -> bool:
-    return samples.ndim == 2 and samples.is_floating_point()
-
-
-def _as_16_bits(sounds: torch.Tensor) -> torch.Tensor:
-    return sounds.detach().float().clamp(-1, 1).mul(32767).round().div(32767)
-
-
-def _check(pictures: torch.Tensor) -> None:
-    if _are_sounds(pictures):
-        if not bool(torch.isfinite(pictures).all()):
-            raise NonFiniteError("NaN or infinity in a sound: it cannot be measured; look at the run that made it")
-        return
-    if pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
-        raise MetricError(f"pictures have shape {tuple(pictures.shape)}: expected (batch, 1 or 3, height, width)")
-    if pictures.dtype == torch.uint8 or pictures.numel() == 0:
-        return
-    if not pictures.is_floating_point():
-        raise MetricError(f"pictures are of type {pictures.dtype}: give floats in [0, 1] or torch.uint8")
-    if not bool(torch.isfinite(pictures).all()):
-        raise NonFiniteError("NaN or infinity in a picture: it cannot be measured; look at the run that made it")
-    low, high = float(pictures.min()), float(pictures.max())
-    if low < -RANGE_SLACK or high > 1 + RANGE_SLACK:
-        raise MetricError(f"pixels reach from {low:.3g} to {high:.3g}, expected [0, 1]: for [-1, 1] write (x + 1) / 2")
+    def _check(self) -> None:
+        samples = self.samples
+        if not self._are_sounds and (samples.ndim != 4 or samples.shape[1] not in (1, 3)):
+            raise MetricError(f"pictures have shape {tuple(samples.shape)}: expected (batch, 1 or 3, height, width)")
+        if samples.dtype == torch.uint8 or samples.numel() == 0:
+            return
+        if not samples.is_floating_point():
+            raise MetricError(f"pictures are of type {samples.dtype}: give floats in [0, 1] or torch.uint8")
+        if not bool(torch.isfinite(samples).all()):
+            what = "sound" if self._are_sounds else "picture"
+            raise NonFiniteError(f"NaN or infinity in a {what}: it cannot be measured; look at the run that made it")
+        low, high = float(samples.min()), float(samples.max())
+        if not self._are_sounds and (low < -RANGE_SLACK or high > 1 + RANGE_SLACK):
+            raise MetricError(
+                f"pixels reach from {low:.3g} to {high:.3g}, expected [0, 1]: for [-1, 1] write (x + 1) / 2"
+            )
 
 
 Direction = Literal["higher", "lower"]

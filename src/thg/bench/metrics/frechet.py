@@ -16,9 +16,6 @@ from safetensors.torch import load_file
 from thg.bench.metrics.base import Embedder, MetricError, SetMetric
 from thg.prompts import DataError
 
-BLOCK_ROWS = 4096
-"""Rows that are in float64 at a time."""
-
 
 class Gaussian(NamedTuple):
     """Mean and covariance, float64."""
@@ -28,14 +25,9 @@ class Gaussian(NamedTuple):
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> Gaussian:
-        """Fitted to rows of features; the covariance is the unbiased one. In blocks, to spare memory."""
-        blocks = torch.split(rows.cpu(), BLOCK_ROWS)
-        mean = torch.stack([block.double().sum(0) for block in blocks]).sum(0) / len(rows)
-        scatter = torch.zeros(len(mean), len(mean), dtype=torch.float64)
-        for block in blocks:
-            centred = block.double() - mean
-            scatter += centred.T @ centred
-        return cls(mean, scatter / (len(rows) - 1))
+        """Fitted to rows of features; the covariance is the unbiased one."""
+        values = rows.cpu().double()
+        return cls(values.mean(0), values.T.cov())
 
 
 def frechet_distance(first: Gaussian, second: Gaussian) -> float:

@@ -1,21 +1,21 @@
 """Metrics by the judges of the shipped models: is a sample what its prompt asked for, and does it look or sound real?
 
 A judge is a network that was trained on real pictures or sounds (`thg.models.judge`, `emoji_judge`, `sound_judge`), or
-anything that answers like it. It runs once per batch, for all of its metrics.
+anything that answers like it. It is loaded with the first batch, and runs once per batch, for all of its metrics.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError
 from thg.bench.metrics.frechet import FrechetMetric
-from thg.models.emoji_prompts import EmojiNames
+from thg.models.emoji_prompts import emoji_names
 from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
 from thg.models.judge import EmojiJudge, SoundJudge, SoundVerdict, Verdict
 from thg.models.sounds import Sound, all_sounds, sound_prompt
@@ -45,13 +45,13 @@ class AsAsked(MeanMetric):
         return [row[~row.isnan()] for row in super().measure(batch)]
 
 
-def garment_metrics(judge: Judge) -> list[Metric]:
+def garment_metrics(load: Callable[[], Judge]) -> list[Metric]:
     """Share of the pictures with the garment and the tone of their prompt, and the distance from real ones."""
 
     @lru_cache(maxsize=1)
     def look(batch: Batch) -> Verdict:
         grey = batch.pictures().mean(1, keepdim=True).cpu()
-        return judge(2 * grey - 1, garments_asked(batch.prompts) if batch.prompts else None)
+        return load()(2 * grey - 1, garments_asked(batch.prompts) if batch.prompts else None)
 
     def tones(batch: Batch) -> Tensor:
         asked = [find_word(prompt, TONE_WORDS) for prompt in batch.prompts]
@@ -65,15 +65,15 @@ def garment_metrics(judge: Judge) -> list[Metric]:
     ]
 
 
-def emoji_metrics(judge: EmojiJudge, names: EmojiNames) -> list[Metric]:
+def emoji_metrics(load: Callable[[], EmojiJudge]) -> list[Metric]:
     """Share of the pictures whose prompt is the best, or of the best five, of all captions; distance from real ones."""
-    captions = names.captions
 
     @lru_cache(maxsize=1)
     def ranks(batch: Batch) -> Tensor:
+        captions = emoji_names().captions
         if unknown := [prompt for prompt in batch.prompts if prompt not in captions]:
             raise MetricError(f"the prompt {unknown[0]!r} is none of the judge's captions, such as {captions[0]!r}")
-        return judge.ranks(scaled(batch), [captions.index(prompt) for prompt in batch.prompts], captions)
+        return load().ranks(scaled(batch), [captions.index(prompt) for prompt in batch.prompts], captions)
 
     def scaled(batch: Batch) -> Tensor:
         return 2 * batch.pictures().cpu() - 1
@@ -81,17 +81,17 @@ def emoji_metrics(judge: EmojiJudge, names: EmojiNames) -> list[Metric]:
     return [
         AsAsked("emoji_recall_1", lambda batch: ranks(batch) < 1),
         AsAsked("emoji_recall_5", lambda batch: ranks(batch) < 5),
-        FrechetMetric(lambda batch: judge.features(scaled(batch)), "emoji_frechet"),
+        FrechetMetric(lambda batch: load().features(scaled(batch)), "emoji_frechet"),
     ]
 
 
-def sound_metrics(judge: SoundJudge) -> list[Metric]:
+def sound_metrics(load: Callable[[], SoundJudge]) -> list[Metric]:
     """Share of the sounds of which everything (instrument, register, loudness, what is played) or the instrument is as
     asked, and the distance from real ones."""
 
     @lru_cache(maxsize=1)
     def listen(batch: Batch) -> SoundVerdict:
-        return judge(batch.sounds().cpu())
+        return load()(batch.sounds().cpu())
 
     def right(attribute: str) -> Callable[[Batch], Tensor]:
         return lambda batch: listen(batch).right(sounds_asked(batch.prompts))[attribute]
@@ -118,16 +118,10 @@ def garments_asked(prompts: tuple[str, ...]) -> Tensor:
 
 def find_word(prompt: str, vocabulary: Mapping[str, tuple[str, ...]]) -> str | None:
     """The entry of the vocabulary whose word the prompt has first; of two at one place, the longer ("t-shirt")."""
-    match = _pattern(tuple(word for words in vocabulary.values() for word in words)).search(prompt.lower())
-    if match is None:
-        return None
-    return next(entry for entry, words in vocabulary.items() if match[0] in words)
-
-
-@cache
-def _pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![\w-])")
+    entries = {word: entry for entry, words in vocabulary.items() for word in words}
+    longest_first = sorted(entries, key=len, reverse=True)
+    match = re.search(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])", prompt.lower())
+    return None if match is None else entries[match[0]]
 
 
 def sounds_asked(prompts: tuple[str, ...]) -> list[Sound]:

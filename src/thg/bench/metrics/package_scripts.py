@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
@@ -39,18 +40,11 @@ def lpips(job: Job) -> list[float]:
     return [float(network(read(sample), read(plain))) for sample, plain in pairs]
 
 
-def fid(job: Job) -> list[float]:
-    """Heusel et al., 2017, with the resizing of clean-fid (Parmar et al., 2022)."""
-    return _clean_fid(job, "FID")
+def clean_fid(job: Job, kind: str) -> list[float]:
+    """FID (Heusel et al., 2017) or KID (Binkowski et al., 2018), with the resizing of clean-fid (Parmar et al., 2022).
 
-
-def kid(job: Job) -> list[float]:
-    """Binkowski et al., 2018."""
-    return _clean_fid(job, "KID")
-
-
-def _clean_fid(job: Job, kind: str) -> list[float]:
-    """The references are measured once; the package keeps their statistics under a name."""
+    The references are measured once; the package keeps their statistics under a name.
+    """
     import torch
     from cleanfid import fid as package  # type: ignore[import-not-found, unused-ignore]
 
@@ -71,20 +65,18 @@ def clip_score(job: Job) -> list[float]:
     On transformers' CLIPModel: that of torchmetrics, which the paper used, fails with transformers 5.
     """
     import torch
-    import transformers  # type: ignore[import-untyped, unused-ignore]
     from PIL import Image
+    from transformers import AutoTokenizer  # type: ignore[import-untyped, unused-ignore]
 
     source = job["network"] or NETWORKS["clip_score"]
-    network, tokenizer = (
-        getattr(transformers, name).from_pretrained(source) for name in ("CLIPModel", "AutoTokenizer")
-    )
-    processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
+    network, pixels_of = _clip("CLIPModel", source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
     longest, values = network.config.text_config.max_position_embeddings, []
     for path, prompt in zip(job["samples"], job["prompts"], strict=True):
-        pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")["pixel_values"]
+        pixels = pixels_of(Image.open(path).convert("RGB"))
         tokens = tokenizer(prompt, truncation=True, max_length=longest, return_tensors="pt")
         with torch.inference_mode():
-            cosine = network.eval()(pixel_values=pixels, **tokens).logits_per_image / network.logit_scale.exp()
+            cosine = network(pixel_values=pixels, **tokens).logits_per_image / network.logit_scale.exp()
         values.append(max(100 * float(cosine), 0.0))
     return values
 
@@ -95,19 +87,16 @@ def cmmd(job: Job) -> list[float]:
     Jayasumana et al., 2024. Our own, on transformers: no package on PyPI has it.
     """
     import torch
-    import transformers  # type: ignore[import-untyped, unused-ignore]
     from PIL import Image
 
-    source = job["network"] or NETWORKS["cmmd"]
-    network = transformers.CLIPVisionModelWithProjection.from_pretrained(source).eval()
-    processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
+    network, pixels_of = _clip("CLIPVisionModelWithProjection", job["network"] or NETWORKS["cmmd"])
 
     def embedded(path: str) -> torch.Tensor:
         picture = Image.open(path).convert("RGB")
         left, top = ((side - min(picture.size)) // 2 for side in picture.size)
         square = picture.crop((left, top, left + min(picture.size), top + min(picture.size)))
         with torch.inference_mode():
-            row = network(pixel_values=processor(images=square, return_tensors="pt")["pixel_values"]).image_embeds
+            row = network(pixel_values=pixels_of(square)).image_embeds
         return torch.nn.functional.normalize(row, dim=-1).double()
 
     def mean(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -116,6 +105,15 @@ def cmmd(job: Job) -> list[float]:
 
     x, y = (torch.cat([embedded(path) for path in job[kind]]) for kind in ("samples", "references"))
     return [1000 * (mean(x, x) + mean(y, y) - 2 * mean(x, y))]
+
+
+def _clip(cls: str, source: str) -> tuple[Any, Callable[[Any], Any]]:
+    """A CLIP network of transformers, and what turns a picture into its input."""
+    import transformers  # type: ignore[import-untyped, unused-ignore]
+
+    processor = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor).from_pretrained(source)
+    network = getattr(transformers, cls).from_pretrained(source).eval()
+    return network, lambda picture: processor(images=picture, return_tensors="pt")["pixel_values"]
 
 
 def image_reward(job: Job) -> list[float]:
@@ -173,8 +171,8 @@ class Script(NamedTuple):
 
 SCRIPTS = {
     "lpips": Script(lpips, "lpips", "lpips", "lower", "pairs"),
-    "fid": Script(fid, "cleanfid", "clean-fid", "lower", "set"),
-    "kid": Script(kid, "cleanfid", "clean-fid", "lower", "set"),
+    "fid": Script(partial(clean_fid, kind="FID"), "cleanfid", "clean-fid", "lower", "set"),
+    "kid": Script(partial(clean_fid, kind="KID"), "cleanfid", "clean-fid", "lower", "set"),
     "cmmd": Script(cmmd, "transformers", "transformers", "lower", "set"),
     "clip_score": Script(clip_score, "transformers", "transformers", "higher", "prompts"),
     "image_reward": Script(image_reward, "ImageReward", "image-reward", "higher", "prompts"),
