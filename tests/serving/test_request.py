@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
@@ -135,6 +136,19 @@ def test_a_rank_that_misses_alone_keeps_the_plan():
     assert ["may be wrong" in report.note for report in reports] == [False, True]
 
 
+def test_what_ranks_round_differently_grows_by_less_than_4_dB():
+    """Each evaluation's rounding is its own; one that stands for a leap weighs more in the final state."""
+    run = run_of(_flow(), _flow().timesteps, branches=2)
+    served = ServedRun(planned("1%"), run)
+    used = [
+        served.step(index, lambda unit=unit: unit, model=None, branches=2, state=None).numpy()
+        for index, unit in enumerate(torch.eye(STEPS).split(1))
+    ]
+    plain = run.response.matrix[-1]
+    growth = np.linalg.norm(plain @ np.concatenate(used)) / np.linalg.norm(plain)
+    assert 1 < growth < 10 ** (4 / 20)
+
+
 def test_a_broken_result_is_said_and_has_no_estimate():
     """NaN is no number in JSON."""
     served = ServedRun(planned("1%"), run_of(_flow(), _flow().timesteps, branches=2))
@@ -221,7 +235,7 @@ def test_settings_that_are_understood(value):
     assert isinstance(planned(value), Planned)
 
 
-@pytest.mark.parametrize("value", ["fast", 7.0, "0%", [1], True, "sd15-ddim", "1.5"])
+@pytest.mark.parametrize("value", ["fast", 7.0, "0%", [1], True, 1, "1", "sd15-ddim", "1.5", "nan", "nan%"])
 def test_settings_that_are_not_say_what_to_write(value):
     with pytest.raises(PlanError, match='write "1%"'):
         planned(value)

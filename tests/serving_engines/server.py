@@ -27,6 +27,13 @@ ROOT = Path(__file__).parents[2]
 IMAGES = "/v1/images/generations"
 STARTS_WITHIN = 1800  # seconds: almost all of it are imports, a minute on a free machine
 ANSWERS_WITHIN = 600
+CLOSE = 35.0  # dB
+COLOUR = {  # a request for the shipped model of emoji
+    "prompt": "smiling face with sunglasses",
+    "num_inference_steps": 30,
+    "guidance_scale": 5.0,
+    "size": "64x64",
+}
 
 
 @dataclass
@@ -43,10 +50,10 @@ class Server:
             return answer.read(), answer.headers
 
     def picture(self, **settings: Any) -> np.ndarray:
-        """The picture of a request, between 0 and 1."""
+        """The picture of a request: rows, columns, three colours between 0 and 1."""
         answer = json.loads(self.ask(IMAGES, settings)[0])
         with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
-            return np.asarray(image.convert("L"), dtype=np.float64) / 255
+            return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
 
     def reports(self) -> list[tuple[int, int, str]]:
         """(evaluations, those of the plain run, steps) of each accelerated request, from the log of all ranks."""
@@ -94,6 +101,24 @@ def decibels(found: np.ndarray, expected: np.ndarray) -> float:
     """PSNR."""
     error = float(np.mean((found - expected) ** 2))
     return float("inf") if error == 0 else -10 * float(np.log10(error))
+
+
+def same_picture(
+    server: Server, plain: dict[str, Any], asked: dict[str, Any], evaluations: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pictures of two requests, the second of which must cost less and give the same picture.
+
+    evaluations: of the plain one. What is found is printed (`pytest -rP` shows it).
+    """
+    before = len(server.reports())
+    expected, found = server.picture(**plain), server.picture(**asked)
+    ((made, of, strip), *_) = reports = server.reports()[before:]
+    print(f"{made} of {of} evaluations {strip}, {decibels(found, expected):.1f} dB")
+    assert len(set(reports)) == 1
+    assert made <= 0.75 * of
+    assert of == evaluations
+    assert decibels(found, expected) > CLOSE
+    return expected, found
 
 
 def metric(server: Server, name: str) -> float:

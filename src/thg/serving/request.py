@@ -60,16 +60,18 @@ def server_setting() -> ServerSetting | None:
 
 
 def planned(value: Any) -> Planned | None:
-    """The planner of a setting or of a request's parameter; None for "off"."""
-    if value is False or (isinstance(value, str) and value.strip().lower() == OFF):
+    """The planner of a setting or of a request's parameter; None for "off", or JSON's false."""
+    text = str(value).strip()
+    if text.lower() in (OFF, "false"):
         return None
     try:
-        number = float(value) if isinstance(value, str) and not value.strip().endswith("%") else value
-        maker = guide_maker(number.strip() if isinstance(number, str) else number)
+        choice = text if text.endswith("%") else float(text)
+        maker = guide_maker(choice)
+        if choice == 1.0:  # all evaluations; meant as "on", or as a percentage
+            raise PlanError("nothing would be left out")
     except (ValueError, PlanError) as error:
         raise PlanError(f"{KEY}={value!r} is not a setting; write {FORMS}") from error
-    if not isinstance(maker, Planned) or maker.skips != "network":
-        raise PlanError(f"{KEY}={value!r} is not a setting for a server; write {FORMS}")
+    assert isinstance(maker, Planned)
     return maker
 
 
@@ -118,12 +120,9 @@ def _counters() -> tuple[Any, Any]:
 
 def accelerated(pipe: Any, planned: Planned, call: Callable[[], Result]) -> tuple[Result, Report]:
     """The result of `call`, which calls the pipeline, and what it has cost. The pipeline is left as it was."""
-    thg.enable(pipe, planned.planner)
-    try:
+    with thg.enabled(pipe, planned.planner):
         result = call()
         done = thg.summary(pipe)
-    finally:
-        thg.disable(pipe)
     worst = max(done.estimated_error) if done.estimated_error and done.finite else None
     return result, Report(done.steps, done.nfe, done.cfg_nfe, done.strip(), worst, done.note)
 

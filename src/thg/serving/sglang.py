@@ -28,9 +28,9 @@ from thg.serving.request import (
 
 logger = logging.getLogger(__name__)
 
-RUNTIME = "sglang.multimodal_gen.runtime"
-STAGE = f"{RUNTIME}.pipelines_core.stages.denoising.DenoisingStage"
+LOOP = "pipelines_core.stages.denoising.DenoisingStage"
 GATE, RUN = "cfg_gate_state", "thg"  # the dictionary of the loop that reaches each prediction, and our key in it
+SEEN = "thg_seen"  # in what belongs to the request: its loop has passed here
 EXTRA = "diffusers_kwargs"  # the request's parameters that SGLang passes on as they are
 HEADER = b"x-thg"  # of an HTTP answer
 
@@ -42,19 +42,19 @@ def register() -> None:
         return
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
-    hooks = Hooks(setting)
-    HookRegistry.register(f"{STAGE}.__init__", hooks.announce, HookType.AFTER)
-    HookRegistry.register(f"{STAGE}._init_cfg_gate_state", hooks.begin, HookType.AFTER)
-    HookRegistry.register(f"{STAGE}._predict_noise_with_cfg", hooks.predict, HookType.AROUND)
-    HookRegistry.register(f"{STAGE}._run_denoising_loop", hooks.end, HookType.AFTER)
-    HookRegistry.register(
-        f"{RUNTIME}.pipelines.diffusers_pipeline.DiffusersExecutionStage.forward", hooks.pipeline, HookType.AROUND
-    )
-    HookRegistry.register(f"{RUNTIME}.utils.perf_logger.RequestMetrics.to_dict", add_report, HookType.AFTER)
-    HookRegistry.register(f"{RUNTIME}.entrypoints.http_server.create_app", add_header, HookType.AFTER)
-    HookRegistry.register(
-        f"{RUNTIME}.entrypoints.openai.utils.add_common_data_to_response", note_report, HookType.AFTER
-    )
+    logger.info("thg: %s=%s", VARIABLE, setting.text)
+    hooks, after, around = Hooks(setting), HookType.AFTER, HookType.AROUND
+    for target, hook, when in (
+        (f"{LOOP}._init_cfg_gate_state", hooks.begin, after),
+        (f"{LOOP}._predict_noise_with_cfg", hooks.predict, around),
+        (f"{LOOP}._run_denoising_loop", hooks.end, after),
+        ("pipelines.diffusers_pipeline.DiffusersExecutionStage.forward", hooks.pipeline, around),
+        ("pipelines_core.executors.pipeline_executor.PipelineExecutor.execute_with_profiling", hooks.answered, after),
+        ("utils.perf_logger.RequestMetrics.to_dict", add_report, after),
+        ("entrypoints.http_server.create_app", add_header, after),
+        ("entrypoints.openai.utils.add_common_data_to_response", note_report, after),
+    ):
+        HookRegistry.register(f"sglang.multimodal_gen.runtime.{target}", hook, when)
 
 
 class Hooks:
@@ -65,28 +65,22 @@ class Hooks:
 
     # -- SGLang's own stages
 
-    def announce(self, _: None, stage: Any, *args: Any, **kwargs: Any) -> None:
-        """Says once, when the server starts, what happens to a stage."""
-        own = _own_method(type(stage))
-        if own:
-            logger.warning("thg: %s has a method %s of its own and runs as it is", type(stage).__name__, own)
-        else:
-            logger.info("thg: %s follows %s=%s", type(stage).__name__, VARIABLE, self._setting.text)
-
     def begin(self, _: None, stage: Any, ctx: Any, batch: Any, server_args: Any) -> None:
         """A loop begins: its time steps and scheduler are set."""
+        batch.extra[SEEN] = True
         planned = self._setting.of_request(batch.extra.get(EXTRA))
-        if planned is None or ctx.is_warmup or _own_method(type(stage)):
+        if planned is None or ctx.is_warmup:
             return
         if reason := _obstacle(stage, ctx, batch):
-            logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
+            _as_it_is(batch, reason)
             return
         branches = len(ctx.cfg_policy.branches) if ctx.cfg_policy is not None else 1
+        scale = server_args.pipeline_config.get_classifier_free_guidance_scale(batch, batch.guidance_scale)
         run = run_of(
             ctx.scheduler,
             ctx.timesteps,
             branches=branches,
-            guidance_scale=batch.guidance_scale if branches > 1 else None,
+            guidance_scale=scale if branches > 1 else None,
             step_arguments=ctx.extra_step_kwargs,
         )
         ctx.extra[GATE][RUN] = ServedRun(planned, run)
@@ -114,6 +108,7 @@ class Hooks:
 
     def pipeline(self, original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
         """A call of a diffusers pipeline."""
+        batch.extra[SEEN] = True
         extra = batch.extra.get(EXTRA)
         planned = self._setting.of_request(extra)
         if isinstance(extra, dict):
@@ -123,10 +118,19 @@ class Hooks:
         try:
             result, report = accelerated(stage.diffusers_pipe, planned, lambda: original(stage, batch, server_args))
         except UnsupportedPipelineError as error:
-            logger.warning("thg: request %s runs as it is: %s", _name(batch), error)
+            _as_it_is(batch, str(error))
             return original(stage, batch, server_args)
         self._publish(batch, report)
         return result
+
+    # -- every request
+
+    def answered(self, _: Any, executor: Any, stages: Any, batch: Any, server_args: Any) -> None:
+        """A request has passed all stages."""
+        if batch.is_warmup or batch.extra.pop(SEEN, False) or self._setting.of_request(batch.extra.get(EXTRA)) is None:
+            return
+        names = ", ".join(type(stage).__name__ for stage in stages)
+        _as_it_is(batch, f"SGLang's common denoising loop is in none of {names}")
 
     def _publish(self, batch: Any, report: Report) -> None:
         logger.info("thg: request %s: %s", _name(batch), report)
@@ -141,7 +145,11 @@ def _name(batch: Any) -> str:
     return str(batch.request_id or "-")
 
 
-def _own_method(stage: type) -> str:
+def _as_it_is(batch: Any, reason: str) -> None:
+    logger.info("thg: request %s runs as it is: %s", _name(batch), reason)
+
+
+def own_method(stage: type) -> str:
     """A method of the step that a stage has replaced, so that the hooks do not see what reaches its scheduler."""
     from sglang.multimodal_gen.runtime.pipelines_core.stages.denoising import DenoisingStage
 
@@ -151,6 +159,10 @@ def _own_method(stage: type) -> str:
 
 def _obstacle(stage: Any, ctx: Any, batch: Any) -> str:
     """Why a request cannot leap, if so."""
+    if own := own_method(type(stage)):
+        return f"{type(stage).__name__} has a method {own} of its own"
+    if (getattr(batch, "progressive_mode", None) or "fullres") != "fullres":
+        return "its resolution grows within the run"
     if getattr(batch, "rollout", False):
         return "its rollout adds noise at every step"
     if stage._cache_dit_requested_for_batch(batch) or getattr(batch, "enable_teacache", False):
