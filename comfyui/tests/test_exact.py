@@ -98,6 +98,20 @@ def test_random_numbers_inside_the_network(eps, patch):
         assert "another node draws random numbers" in report(ours)
 
 
+@pytest.mark.parametrize("momentum", [0.5, -0.5])
+def test_a_node_that_remembers_former_evaluations(eps, momentum):
+    """Leaps gave 27 and 39 dB."""
+
+    def patch(model):
+        return call("apg.APG", model, 1.0, 5.0, momentum)
+
+    plain = ksampler(eps, patch(eps.model), steps=16)
+    for model in (with_thg(patch(eps.model)), patch(with_thg(eps.model))):
+        result = ksampler(eps, model, steps=16)
+        assert torch.equal(result.latents, plain.latents)
+        assert "another node remembers what was evaluated before" in report(result.latents)
+
+
 def twice_where_large(model, x, sigmas, extra_args, callback, disable):
     """Euler's method, which calls its denoiser twice a step for latents, but not for a few numbers."""
     for now, after in itertools.pairwise(sigmas):

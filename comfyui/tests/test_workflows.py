@@ -3,6 +3,7 @@
 import re
 
 import comfy.controlnet
+import comfy.ldm.modules.attention
 import comfy.samplers
 import comfy.sd
 import nodes
@@ -87,11 +88,20 @@ def test_regions(eps):
     assert result.share < SHARE
 
 
+def masked(condition):
+    return nodes.ConditioningSetMask().append(condition, torch.ones(1, 64, 64), "default", 1.0)[0]
+
+
+def with_area(condition):
+    return nodes.ConditioningSetAreaPercentage().append(condition, 1.0, 0.9, 0.0, 0.0, 1.0)[0]
+
+
+@pytest.mark.parametrize("whole", [list, masked, with_area])
 @pytest.mark.parametrize("name", ["eps", "flow"])
-def test_conditions_that_are_combined_are_all_evaluated(name, request):
+def test_conditions_that_are_combined_are_all_evaluated(name, whole, request):
     """A boot or a dress: leaps that were 0.5 % off made the other one (11 dB)."""
     shipped = request.getfixturevalue(name)
-    prompts = shipped.encode(PROMPTS[0]) + shipped.encode(PROMPTS[1])
+    prompts = whole(shipped.encode(PROMPTS[0])) + whole(shipped.encode(PROMPTS[1]))
     result = compared(shipped, shipped.model, steps=12, positive=prompts)
     assert torch.equal(result.ours.latents, result.plain.latents)
     assert "several conditions are combined" in report(result.ours.latents)
@@ -108,6 +118,42 @@ def test_a_prompt_that_changes_during_the_run_is_evaluated_anew(eps, share):
     change = int((sigmas > schedule.percent_to_sigma(share)).sum())
     assert strip(result.ours.latents)[change : change + SETTLING] == "●" * SETTLING
     assert estimate(result.ours.latents) > result.error / 10, "the estimate covers the whole run"
+
+
+def test_a_prompt_that_changes_at_a_noise_level_of_the_run(flow):
+    """There, and only there, both prompts count."""
+    first = nodes.ConditioningSetTimestepRange().set_range(flow.encode(PROMPTS[0]), 0.0, 0.5)[0]
+    second = nodes.ConditioningSetTimestepRange().set_range(flow.encode(PROMPTS[1]), 0.5, 1.0)[0]
+    result = compared(flow, flow.model, scheduler="simple", steps=STEPS, positive=first + second)
+    assert max(result.plain.calls) == 3, "two prompts and the negative one"
+    assert result.psnr > ALIKE
+    assert strip(result.ours.latents)[STEPS // 2 : STEPS // 2 + SETTLING] == "●" * SETTLING
+    assert "○" in strip(result.ours.latents)
+
+
+class Adapter:
+    """Adds to the output of an attention layer in a part of the run, with its settings in a list, as IPAdapter has."""
+
+    def __init__(self, **settings):
+        self.kwargs = [settings]
+
+    def __call__(self, q, k, v, options):
+        out = comfy.ldm.modules.attention.optimized_attention(q, k, v, options["n_heads"])
+        (own,) = self.kwargs
+        active = own["sigma_start"] >= float(options["sigmas"][0]) >= own["sigma_end"]
+        return out + own["weight"] * active
+
+
+def test_an_adapter_that_ends_early(eps):
+    schedule = eps.model.get_model_object("model_sampling")
+    end = schedule.percent_to_sigma(0.5)
+    model = eps.model.clone()
+    model.set_model_attn2_replace(Adapter(weight=4.0, sigma_start=1e9, sigma_end=end), "middle", 0)
+    result = compared(eps, model, steps=STEPS)
+    assert psnr(result.plain.pictures, ksampler(eps, eps.model, steps=STEPS).pictures) < 30, "it must matter"
+    assert result.psnr > ALIKE
+    change = int((comfy.samplers.calculate_sigmas(schedule, "normal", STEPS)[:-1] >= end).sum())
+    assert strip(result.ours.latents)[change : change + SETTLING] == "●" * SETTLING
 
 
 def control_net():

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .breaks import combines, state
+from .breaks import combines, memory, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.k_diffusion import Calls
 from .core.plans.leaps import Estimate, Leaps, is_hopeless
 from .core.plans.plan import EVALUATED, SKIPPED
+from .core.plans.tolerance import amplification
 from .guards import obstacle
 from .outputs import Formula, Space
 from .report import Report
@@ -29,6 +30,7 @@ from .settings import Settings
 OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", "predict_noise"
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
+MEMORY = "another node remembers what was evaluated before, and skipped evaluations would be missing in its memory"
 MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 SETTLING = 6  # calls that are evaluated after a change within a run: with two, a change of the prompt gave 30 dB
@@ -64,7 +66,15 @@ class Session:
     # -- what ComfyUI calls
 
     def sampler_sample(
-        self, executor: Any, guider: Any, sigmas: Tensor, extra_args: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        executor: Any,
+        guider: Any,
+        sigmas: Tensor,
+        extra_args: dict[str, Any],
+        callback: Any,
+        noise: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Called when the sampler starts, with everything that determines its calls."""
         self._schedule = guider.model_patcher.get_model_object("model_sampling")
@@ -72,10 +82,10 @@ class Session:
         try:
             if reason := obstacle(extra_args["model_options"]):
                 raise ScheduleError(reason)
-            self._begin(guider, DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")))
+            self._begin(guider, DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")), noise.shape)
         except (ScheduleError, PlanError) as error:
             self._plain(str(error))
-        latents = executor(guider, sigmas, extra_args, *args, **kwargs)
+        latents = executor(guider, sigmas, extra_args, callback, noise, *args, **kwargs)
         self._seconds = time.perf_counter() - started
         if any(is_hopeless(leaps.largest_miss()) for leaps in self._leaps):
             self.note = MISSED
@@ -106,7 +116,7 @@ class Session:
         space = Space(self._schedule, x, timestep, self._calls.units[call])
         if call < self._settled or any(leaps.evaluates(call) for leaps in self._leaps):
             self.marks += EVALUATED
-            random = _random_state(x)
+            random, remembered = _random_state(x), memory(model_options, x.shape)
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
             outputs = [space.output(part) for part in evaluated]
             used = [leaps.observe(call, (output,))[0] for leaps, output in zip(self._leaps, outputs, strict=True)]
@@ -114,6 +124,8 @@ class Session:
             denoised = evaluated if same else [space.denoised(part) for part in used]
             if not all(map(torch.equal, random, _random_state(x))):
                 self._plain(RANDOM, call)
+            if not remembered <= memory(model_options, x.shape):
+                self._plain(MEMORY, call)
         else:
             self.marks += SKIPPED
             denoised = [space.denoised(leaps.predict(call)[0]) for leaps in self._leaps]
@@ -121,12 +133,15 @@ class Session:
 
     # -- the plan, and the network's space
 
-    def _begin(self, guider: Any, dry: DryRun) -> None:
+    def _begin(self, guider: Any, dry: DryRun, shape: tuple[int, ...]) -> None:
         self._calls, runs = dry.run()
-        if any(combines(guider, sigma) for sigma in self._calls.sigmas):
+        if sum(combines(guider, sigma, shape) for sigma in self._calls.sigmas) > 1:  # where two ranges meet, it is one
             raise ScheduleError(COMBINED)
         run = runs[0]
-        plan = self.settings.plan(run, self._schedule.percent_to_sigma, OWN_FORMULA if len(runs) > 1 else 1.0)
+        effort = 1.0
+        if len(runs) > 1 and run.response is not None:  # what amplifies errors is counted once
+            effort = OWN_FORMULA / amplification(run.response)
+        plan = self.settings.plan(run, self._schedule.percent_to_sigma, effort)
         self._leaps = [Leaps(plan, run, Estimate.of(plan, run)) for run in runs]
         if self.settings.corrector and run.response is None:
             self.note = f"not corrected: {run.no_response}"
