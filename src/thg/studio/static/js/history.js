@@ -13,8 +13,8 @@ export class History {
     this.runs = [];
     $("forget").addEventListener("click", async () => {
       this.runs = [];
-      this.#draw();
       await forget();
+      this.#draw(); // as in add: what is shown is what a reload shows
     });
   }
 
