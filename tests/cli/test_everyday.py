@@ -296,14 +296,17 @@ def test_the_plan_says_that_a_pipelines_scheduler_may_change_it(capsys):
         assert ("a pipeline's own may need other steps" in capsys.readouterr().out) is says
 
 
-def test_the_plan_of_a_pipeline_is_the_one_that_the_run_follows(here, folder, capsys):
-    words = ["generate", "a bag", "--model", str(folder), "--steps", "20", "--scheduler", "dpm"]
+@pytest.mark.parametrize("start", [[], ["--image", "start.png", "--strength", "0.75"]])
+def test_the_plan_of_a_pipeline_is_the_one_that_the_run_follows(here, folder, start, capsys):
+    Image.new("RGB", (64, 64), (200, 30, 30)).save("start.png")
+    words = ["generate", "a bag", "--model", str(folder), "--steps", "20", "--scheduler", "dpm", *start]
     assert main([*words, "--dry-run"]) == 0
     name, strip, *_ = capsys.readouterr().out.splitlines()
     assert name == "DPMSolverMultistepScheduler"
-    assert not list(here.glob("*.png"))
+    assert not list(here.glob("out*.png"))
     assert main(words) == 0
     assert f"[{thg.Plan.from_dict(history('out.png')['plan']).strip()}]" == strip
+    assert len(strip) == 2 + (15 if start else 20)
     assert "--plan cfg has none" in fails(capsys, *words, "--dry-run", "--plan", "cfg")
 
 

@@ -105,15 +105,14 @@ def command_model(*options: str) -> Model:
 @pytest.fixture(scope="session")
 def model() -> Model:
     from tests.studio.tiny import tiny_stable_diffusion
+    from thg.models import ShippedModel
     from thg.studio.model import Model
 
     return Model(
         tiny_stable_diffusion(),
         "tiny",
         ("from tests.studio.tiny import tiny_stable_diffusion", "pipe = tiny_stable_diffusion()"),
-        guidance_scale=5.0,
-        steps=20,
-        examples=("a dark coat",),
+        own=ShippedModel(steps=20, guidance_scale=5.0, examples=("a dark coat",)),
     )
 
 
@@ -138,7 +137,7 @@ def profile(model: Model) -> Profile:
 def profiled_model(model: Model, profile: Profile) -> Model:
     from thg.studio.model import Model
 
-    return Model(model.pipe, "tiny", model.source, guidance_scale=5.0, steps=20, profile=profile)
+    return Model(model.pipe, "tiny", model.source, own=model.own, profile=profile)
 
 
 # -- the browser

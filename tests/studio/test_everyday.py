@@ -163,7 +163,7 @@ def test_little_time_saved_is_explained(opened):
     }"""
     assert page.evaluate(remark, [10, 6.5]) == ""
     for seconds in (9, 11):
-        assert page.evaluate(remark, [10, seconds]).startswith("Less time was saved than evaluations: a network this")
+        assert page.evaluate(remark, [10, seconds]).startswith("Less time was saved than evaluations: the network is")
 
 
 def test_advice_for_the_page_is_for_people(studio):

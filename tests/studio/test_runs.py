@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import threading
 from typing import Any
 
@@ -27,6 +28,11 @@ DEFAULT_PLANNER = thg.tapered(0.65)
 def picture(item: dict) -> np.ndarray:
     assert item["kind"] == "image"
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(item["files"][0]))))
+
+
+def about(item: dict) -> dict:
+    with Image.open(io.BytesIO(base64.b64decode(item["files"][0]))) as made:
+        return json.loads(made.text["thg"])
 
 
 def pixels(pipe, plan=None, seed=3, steps=6) -> np.ndarray:
@@ -56,6 +62,18 @@ def test_both_sides_are_what_the_pipeline_makes(studio, model):
     assert (sides["plain"]["nfe"], sides["thg"]["nfe"]) == (12, 8)
     (decibels,) = heard[-1][1]["psnr"]
     assert 20 < decibels < 100
+
+
+def test_a_picture_records_its_settings_and_what_it_has_cost(studio):
+    with studio.client() as client:
+        heard = finished(client, run_wish(width=32, height=16, batch=2))
+    sides = {data["side"]: data for name, data in heard if name == "side"}
+    for number, seed in enumerate((3, 4)):
+        plain, ours = (about(sides[side]["items"][number]) for side in ("plain", "thg"))
+        assert {**plain, **ours} == ours | {"seed": seed, "width": 32, "height": 16, "steps": 6, "cfg_nfe": 12}
+        assert (plain["nfe"], plain["plan"], plain["estimated_error"]) == (12, None, None)
+        assert thg.Plan.from_dict(ours["plan"]).nfe == ours["nfe"] == 8
+        assert ours["estimated_error"] == heard[-1][1]["estimated_error"][number]
 
 
 def test_the_first_run_is_warmed_up(model):

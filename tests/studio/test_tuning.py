@@ -10,6 +10,7 @@ from tests.studio.conftest import until
 from tests.studio.holding import held
 from tests.studio.wishes import events, finished, plan_wish, run_wish, stream
 from thg.plans.tolerance import Tuned
+from thg.studio.app import WAITING
 
 PROMPTS = ["a dark coat", "a light bag", "a dress", "a shirt"]
 
@@ -68,7 +69,7 @@ def test_it_ends_when_nobody_waits_for_it(studio, cache, model):
     with studio.client() as client:
         with held(studio.engine), client.stream("POST", "/api/tune", json=tune_wish(steps=50)) as running:
             assert next(events(running))[0] == "queued"
-        until(lambda: client.get("/api/queue").json()["running"] is False)
+        until(lambda: client.get("/api/queue").json() == {"running": False, "waiting": 0, "limit": WAITING})
         assert not list(cache.rglob("*.json"))
         assert model.pipe.scheduler is before
         assert not thg.is_enabled(model.pipe)

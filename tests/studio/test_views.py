@@ -11,6 +11,7 @@ from tests.studio.browsing import DESKTOP, PHONE, PIXELS, SHIFTS, choose, expect
 from tests.studio.conftest import serve
 from tests.studio.holding import held
 from tests.studio.tiny import tiny_animation, tiny_sound
+from thg.models import ShippedModel
 from thg.studio.engine import Engine
 from thg.studio.model import Model
 
@@ -161,7 +162,7 @@ def test_phone(opened, shots):
 
 
 def small_studio(pipe):
-    return serve(Engine(Model(pipe, "tiny", ("pipe = None",), steps=4)))
+    return serve(Engine(Model(pipe, "tiny", ("pipe = None",), own=ShippedModel(steps=4))))
 
 
 def test_sound_is_played(opened, shots):

@@ -24,14 +24,6 @@ from thg.errors import THGError
 
 __all__ = ["COMMANDS", "main"]
 
-QUICK = {"plan"}  # commands that load nothing
-ELSEWHERE = {  # commands that are not the function `run` of a module of their name
-    "demo": ("compare", "demo"),
-    "tune": ("measure", "tune"),
-    "calibrate": ("measure", "calibrate"),
-    "report": ("bench", "report"),
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
@@ -82,14 +74,14 @@ def _run(argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    if args.command not in QUICK:
+    if args.command != "plan":  # which loads nothing
         what = f"loading {args.model}" if "model" in args else "starting"
         print(f"thg {args.command}: {what} ...", file=sys.stderr, flush=True)
     return int(_function(args.command)(args) or 0)
 
 
 def _function(command: str) -> Callable[[argparse.Namespace], int]:
-    module, function = ELSEWHERE.get(command, (command, "run"))
+    module, _, function = COMMANDS[command].function.partition(".")
     try:
         found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f"thg.cli.{module}"), function)
         return found

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, Model, load_config, override
+from thg.bench.measure import measure_samples
 from thg.bench.metrics import load_metrics
 from thg.bench.metrics.package_scripts import NETWORKS
 from thg.bench.report import rebuild_report, write_report
-from thg.bench.run import BenchmarkRun, make_samples, measure_samples
+from thg.bench.run import make_samples
 from thg.bench.samples import reference_files
-from thg.bench.store import weights
+from thg.bench.store import BenchmarkRun, weights
 from thg.models.pretrained import quiet
 from thg.processes import check_device, find_shard
 from thg.prompts import DataError
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if measurer is None:
         progress("done; other processes are still running, the last one writes the report")
         return 0
-    _show(write_report(benchmark, measurer, shard.device), folder)
+    _show(write_report(measurer, shard.device), folder)
     return 0
 
 
@@ -64,9 +65,9 @@ def _show(table: str, folder: Path) -> None:
 def evaluations(config: BenchConfig) -> int:
     """The evaluations of a whole run; plain CFG's for methods whose number is not known in advance."""
     each = [
-        method.policy.budget(method.steps, method.guidance_scale)
+        method.implementation.budget(method.steps, method.guidance_scale)
         or method.options.get("nfe")
-        or method.published.get("nfe")
+        or method.paper.get("nfe")
         or 2 * method.steps
         for method in config.methods
     ]

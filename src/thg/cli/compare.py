@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from PIL import Image
 
 from thg.cli import files, pipelines
 from thg.cli.parser import DEFAULT_MODEL
-from thg.cli.sampling import Progress, Sampled, sample
+from thg.cli.sampling import Progress, sample
 from thg.errors import THGError
 from thg.media import mean_psnr, picture
 from thg.models import SHIPPED
@@ -26,6 +24,7 @@ from thg.plans.plan import PRESETS, preset
 from thg.plans.planners import Choice
 from thg.plots.pictures import GAIN, Column, difference, sheet, spectrogram
 from thg.processes import batches
+from thg.sampling import Sampled, steps_at_cost
 
 PLAIN, OURS = "plain CFG", "thg"
 DEMO_ROWS = 8
@@ -48,8 +47,10 @@ def run(args: argparse.Namespace) -> int:
     prompts = [prompt for prompt in args.prompt for _ in range(args.count)]
     seeds = [args.seed + i % args.count for i in range(len(prompts))]
     pipelines.objections(args, args.prompt)
-    results = Comparison(pipe, args, prompts, seeds).results()
+    results = _results(pipe, args, prompts, seeds)
     plain = results[PLAIN]
+    if OURS in results and (reason := _surprise(results[OURS], plain, pipelines.steps_of(args, pipe))):
+        print(f"thg compare: {reason}", file=sys.stderr)
     columns = [_column(title, result, plain) for title, result in results.items()]
     shown = [each for column in columns for each in _with_difference(column, columns[0], plain.output.kind)]
     labels = [prompt if args.count == 1 else f"{prompt} ({seed})" for prompt, seed in zip(prompts, seeds, strict=True)]
@@ -80,73 +81,53 @@ def _save_all(out: Path, results: dict[str, Sampled]) -> str:
     return f"{out.with_name(out.stem)}-*{suffix}: {count * len(results)} {files.NAMES[output.kind]}"
 
 
-@dataclass(frozen=True, eq=False)
-class Method:
-    """What to compare. plan: as `sampling.sample` takes it."""
+def _results(pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: list[int]) -> dict[str, Sampled]:
+    """The result of each method, plain CFG first; one that cannot run is omitted with its reason.
 
-    title: str
-    plan: Choice | bool
-    steps: int
+    The methods take turns, so that a machine that becomes slower or faster does so for all of them.
+    """
+    steps = pipelines.steps_of(args, pipe)
+    call = pipelines.call_arguments(args, pipe, prompts[:1])
+    sample(pipe, {**call, "num_inference_steps": min(4, steps)}, seeds[:1], False)  # warm-up
+    paper = next((name for name, it in PRESETS.items() if it.steps == steps and it.coarse is not None), None)
+    methods: dict[str, tuple[Choice | bool, int]] = {PLAIN: (False, steps)}
+    methods |= {} if paper is None else {f"THG, paper ({paper})": (preset(paper), steps)}
+    methods[OURS] = True, steps
+    made: dict[str, list[Sampled]] = {}
 
-
-class Comparison:
-    """The same prompts and seeds by several methods."""
-
-    def __init__(self, pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: list[int]) -> None:
-        self.pipe, self.args, self.prompts, self.seeds = pipe, args, prompts, seeds
-        self.steps, self.batch = pipelines.steps_of(args, pipe), pipelines.batch_size(args)
-
-    def results(self) -> dict[str, Sampled]:
-        """The result of each method, plain CFG first; one that cannot run is omitted with its reason.
-
-        The methods take turns, so that a machine that becomes slower or faster does so for all of them.
-        """
-        call = pipelines.call_arguments(self.args, self.pipe, self.prompts[:1])
-        sample(self.pipe, {**call, "num_inference_steps": min(4, self.steps)}, self.seeds[:1], False)  # warm-up
-        turns: dict[Method, list[Sampled]] = {method: [] for method in self._methods()}
-        with Progress((len(turns) + 1) * len(self.prompts)) as progress:
-            for batch in batches(len(self.prompts), self.batch):
-                for method in list(turns):
-                    self._take_turn(method, batch, turns, progress)
-                if batch.start == 0 and (fewer := self._fewer(turns)):
-                    turns[fewer] = []
-                    self._take_turn(fewer, batch, turns, progress)
-        results = {method.title: Sampled.joined(parts) for method, parts in turns.items()}
-        if OURS in results and (reason := self._surprise(results[OURS], results[PLAIN])):
-            print(f"thg compare: {reason}", file=sys.stderr)
-        return results
-
-    def _methods(self) -> list[Method]:
-        named = next((name for name, it in PRESETS.items() if it.steps == self.steps and it.coarse is not None), None)
-        paper = [Method(f"THG, paper ({named})", preset(named), self.steps)] if named is not None else []
-        return [Method(PLAIN, False, self.steps), *paper, Method(OURS, True, self.steps)]
-
-    def _fewer(self, turns: dict[Method, list[Sampled]]) -> Method | None:
-        """Plain CFG with as many steps as thg's evaluations allow, and never fewer evaluations than thg's."""
-        nfe = {method.title: parts[0].nfe for method, parts in turns.items()}
-        steps = math.ceil(self.steps * nfe.get(OURS, nfe[PLAIN]) / nfe[PLAIN])
-        return Method(f"{PLAIN}, {steps} steps", False, steps) if steps < self.steps else None
-
-    def _surprise(self, ours: Sampled, plain: Sampled) -> str:
-        """Why thg does not look better than plain CFG, if it does not."""
-        if ours.nfe >= plain.nfe:
-            return f"with --steps {self.steps} thg needs every evaluation to stay within its tolerance; try more"
-        if ours.seconds >= plain.seconds:
-            return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
-        return ""
-
-    def _take_turn(self, method: Method, batch: range, turns: dict[Method, list[Sampled]], progress: Progress) -> None:
-        """Adds a batch of a method, or removes the method if it cannot run."""
-        call = pipelines.call_arguments(self.args, self.pipe, [self.prompts[i] for i in batch])
-        call["num_inference_steps"] = method.steps
+    def take_turn(title: str, batch: range) -> None:
+        plan, num_inference_steps = methods[title]
+        call = pipelines.call_arguments(args, pipe, [prompts[i] for i in batch])
+        call["num_inference_steps"] = num_inference_steps
         try:
-            done = progress.sample(method.title, self.pipe, call, [self.seeds[i] for i in batch], method.plan)
-            turns[method].append(done)
+            done = progress.sample(title, pipe, call, [seeds[i] for i in batch], plan)
+            made.setdefault(title, []).append(done)
         except THGError as error:
-            if method.title == PLAIN:
+            if title == PLAIN:
                 raise
-            del turns[method]
-            print(f"thg compare: no column {method.title!r}: {error}", file=sys.stderr)
+            del methods[title]
+            made.pop(title, None)
+            print(f"thg compare: no column {title!r}: {error}", file=sys.stderr)
+
+    with Progress((len(methods) + 1) * len(prompts)) as progress:
+        for batch in batches(len(prompts), pipelines.batch_size(args)):
+            for title in list(methods):
+                take_turn(title, batch)
+            if batch.start == 0 and OURS in made:
+                fewer = steps_at_cost(steps, made[OURS][0].nfe, made[PLAIN][0].nfe)
+                if fewer < steps:
+                    methods[title := f"{PLAIN}, {fewer} steps"] = False, fewer
+                    take_turn(title, batch)
+    return {title: Sampled.joined(parts) for title, parts in made.items()}
+
+
+def _surprise(ours: Sampled, plain: Sampled, steps: int) -> str:
+    """Why thg does not look better than plain CFG, if it does not."""
+    if ours.nfe >= plain.nfe:
+        return f"with --steps {steps} thg needs every evaluation to stay within its tolerance; try more"
+    if ours.seconds >= plain.seconds:
+        return "thg was not quicker with fewer evaluations: the model is small, or the machine is busy"
+    return ""
 
 
 def _with_difference(column: Column, plain: Column, kind: str) -> list[Column]:

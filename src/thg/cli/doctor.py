@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from thg.distribution import EXTRAS, NAME, __version__, install_line
-from thg.models import SHIPPED, shipped_path
+from thg.models import SHIPPED, ShippedName, shipped_path
 from thg.processes import bfloat16_remedy, bfloat16_works
 
 # Imported in a child process: a build for another torch fails on import, and breaks transformers.
@@ -30,7 +30,9 @@ class Finding:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = [*_versions(), *_namesakes(), *_devices(), _bfloat16(), *_extras(), *_fragile(), *_shipped()]
+    findings = [*_versions(), *_namesakes(), *_devices(), _bfloat16()]
+    findings += [_extra(name, modules) for name, modules in EXTRAS.items()]
+    findings += [*map(_fragile, FRAGILE), *map(_shipped, SHIPPED)]
     for finding in findings:
         mark = {True: "ok ", False: "BAD", None: " - "}[finding.ok]
         print(f"{mark}  {finding.what:22s} {finding.result}")
@@ -48,15 +50,8 @@ def _versions() -> list[Finding]:
 def _namesakes() -> list[Finding]:
     """Other distributions that install a module `thg`: the one installed last has overwritten files of the other."""
     others = {name for name in importlib.metadata.packages_distributions().get("thg", []) if name != NAME}
-    return [
-        Finding(
-            other,
-            f"another project that installs a module thg over this one; write pip uninstall {other}, then install "
-            f"{NAME} again",
-            ok=False,
-        )
-        for other in sorted(others)
-    ]
+    remedy = "another project that installs a module thg over this one; write pip uninstall {0}, then install {1} again"
+    return [Finding(other, remedy.format(other, NAME), ok=False) for other in sorted(others)]
 
 
 def _devices() -> list[Finding]:
@@ -73,16 +68,11 @@ def _bfloat16() -> Finding:
     return Finding("bfloat16 on the CPU", f"stops the process with an illegal instruction; {bfloat16_remedy()}", None)
 
 
-def _extras() -> list[Finding]:
-    return [_extra(name, modules) for name, modules in EXTRAS.items()]
-
-
 def _extra(name: str, modules: tuple[str, ...]) -> Finding:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         return Finding(f"extra {name}", f"{', '.join(missing)} not installed: {install_line(name)}", None)
-    shown = [f"{module} {_version(module)}" for module in modules if module != "PIL"]
-    return Finding(f"extra {name}", ", ".join(shown))
+    return Finding(f"extra {name}", ", ".join(f"{module} {_version(module)}" for module in modules if module != "PIL"))
 
 
 def _version(module: str) -> str:
@@ -92,25 +82,17 @@ def _version(module: str) -> str:
         return "(version unknown)"
 
 
-def _fragile() -> list[Finding]:
-    findings = []
-    for module in FRAGILE:
-        if importlib.util.find_spec(module) is None:
-            findings.append(Finding(module, "not installed (not needed)", None))
-            continue
-        done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
-        if done.returncode == 0:
-            findings.append(Finding(module, _version(module)))
-        else:
-            reason = (done.stderr.strip().splitlines() or ["the import fails"])[-1]
-            why = f"built for another torch, which breaks transformers; write pip uninstall {module} ({reason})"
-            findings.append(Finding(module, why, ok=False))
-    return findings
+def _fragile(module: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(module, "not installed (not needed)", None)
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Finding(module, _version(module))
+    reason = (done.stderr.strip().splitlines() or ["the import fails"])[-1]
+    why = f"built for another torch, which breaks transformers; write pip uninstall {module} ({reason})"
+    return Finding(module, why, ok=False)
 
 
-def _shipped() -> list[Finding]:
-    installed = {name: (shipped_path(name) / "model_index.json").is_file() for name in SHIPPED}
-    return [
-        Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok)
-        for name, ok in installed.items()
-    ]
+def _shipped(name: ShippedName) -> Finding:
+    ok = (shipped_path(name) / "model_index.json").is_file()
+    return Finding(f"shipped model {name}", "found" if ok else "missing: reinstall thg", ok)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thg.cli import files, pipelines
 from thg.cli.plan import chosen_plan
-from thg.cli.sampling import Progress, Sampled
+from thg.cli.sampling import Progress
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.models.pretrained import sampling_rate
 from thg.pipelines import preview
-from thg.plans.planners import Choice
+from thg.pipelines.identity import fingerprint, remembered
+from thg.plans.planners import Choice, Planned, guide_maker
 from thg.processes import batches
+from thg.sampling import Sampled, run_from_picture
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             files.check_format(out, done.output.kind)
             for number, i in enumerate(batch):
                 path = files.numbered(out, len(prompts))[i]
-                about = {"prompt": prompts[i], "seed": seeds[i], **how, **_cost(done, number)}
+                about = {"prompt": prompts[i], "seed": seeds[i], **how, **done.cost(number)}
                 files.save(path, done.output, number, about, args.enlarge)
                 progress.print(str(path))
     whole = Sampled.joined(runs)
@@ -64,27 +68,20 @@ def _expected_kind(pipe: Any) -> str:
 
 def _preview(args: argparse.Namespace, pipe: Any, plan: Choice | bool) -> str:
     """The plan for this pipeline, with its scheduler; nothing runs."""
-    if args.image is not None:
-        raise THGError("--dry-run does not know how many steps --strength leaves: remove --image")
     if plan is False:
         raise THGError("--dry-run shows a plan, and --plan cfg has none: every step is evaluated")
     choice = None if plan is True else plan
     steps, scale = pipelines.steps_of(args, pipe), pipelines.guidance_of(args, pipe)
-    return f"{type(pipe.scheduler).__name__}\n{preview(pipe, choice, steps=steps, guidance_scale=scale)}"
+    if args.image is None:
+        shown = preview(pipe, choice, steps=steps, guidance_scale=scale)
+    else:
+        run = run_from_picture(pipe, copy.deepcopy(pipe.scheduler), steps, args.strength)
+        maker = guide_maker(choice or remembered(pipe))
+        assert isinstance(maker, Planned)
+        shown = maker.planner.plan(replace(run, guidance_scale=scale, network=fingerprint(pipe)))
+    return f"{type(pipe.scheduler).__name__}\n{shown}"
 
 
 def _default_out(kind: str, count: int, force: bool) -> Path:
     out = Path("out").with_suffix(files.SUFFIX[kind])
     return out if force else files.free(out, count)
-
-
-def _cost(done: Sampled, number: int) -> dict[str, Any]:
-    """What one of the results has cost, for its metadata."""
-    plan = done.summary.plan if done.summary is not None else None
-    estimates = done.summary.estimated_error if done.summary is not None else None
-    return {
-        "nfe": done.nfe,
-        "cfg_nfe": done.cfg_nfe,
-        "estimated_error": estimates[number] if estimates is not None else None,
-        "plan": plan.to_dict() if plan is not None else None,
-    }

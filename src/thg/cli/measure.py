@@ -14,7 +14,7 @@ from thg.cli import pipelines
 from thg.cli.plan import plain_run
 from thg.cli.sampling import explained_errors
 from thg.errors import ProfileError
-from thg.models import SHIPPED
+from thg.models.shipped import about
 from thg.ode.schedulers import SCHEDULERS, adds_noise, by_option, kind_of
 from thg.pipelines.identity import place_of
 from thg.processes import Process
@@ -59,25 +59,21 @@ def calibrate(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace) -> tuple[list[str], Any, dict[str, Any]]:
     """Prompts, pipeline, and the arguments that `thg.tune` and `thg.calibrate` share."""
-    prompts = pipelines.prompts_of(args, args.samples)
-    if not prompts and args.model in SHIPPED:
-        prompts = SHIPPED[args.model].calibration(args.samples or SHIPPED_SAMPLES)
+    own = about(args.model)
+    prompts = pipelines.prompts_of(args, args.samples) or own.calibration(args.samples or SHIPPED_SAMPLES)
     if not prompts:
         raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")
     pipe = pipelines.load(args)
     _refuse_noise(args.scheduler, pipe)
-    return (
-        prompts,
-        pipe,
-        {
-            "steps": pipelines.steps_of(args, pipe),
-            "guidance_scale": pipelines.guidance_of(args, pipe),
-            "batch_size": args.batch_size,
-            "seed": args.seed,
-            "call": SHIPPED[args.model].call if args.model in SHIPPED else None,
-            "progress": not args.quiet,
-        },
-    )
+    settings = {
+        "steps": pipelines.steps_of(args, pipe),
+        "guidance_scale": pipelines.guidance_of(args, pipe),
+        "batch_size": args.batch_size,
+        "seed": args.seed,
+        "call": own.call,
+        "progress": not args.quiet,
+    }
+    return prompts, pipe, settings
 
 
 def _refuse_noise(option: str | None, pipe: Any) -> None:

@@ -13,6 +13,7 @@ from thg.errors import THGError
 from thg.models import SHIPPED, pretrained
 from thg.models.pretrained import Source, default_of, guidance_name
 from thg.models.schedulers import Schedulers
+from thg.models.shipped import about
 from thg.prompts import read_prompts
 
 USUAL_STEPS = 50  # of pipelines whose call has no default
@@ -41,8 +42,7 @@ def prompts_of(args: argparse.Namespace, count: int | None = None) -> list[str]:
 
 def steps_of(args: argparse.Namespace, pipe: Any) -> int:
     """The steps of a run: those asked for, else the model's own."""
-    own = SHIPPED[args.model].steps if args.model in SHIPPED else default_of(pipe, "num_inference_steps")
-    steps = int(args.steps or own or USUAL_STEPS)
+    steps = int(args.steps or about(args.model).steps or default_of(pipe, "num_inference_steps") or USUAL_STEPS)
     levels = pipe.scheduler.config.get("num_train_timesteps")
     if levels and steps > levels and not Schedulers(pipe.scheduler).flow:
         raise THGError(f"{type(pipe.scheduler).__name__} has {levels} noise levels, and cannot run {steps} steps")
@@ -51,15 +51,14 @@ def steps_of(args: argparse.Namespace, pipe: Any) -> int:
 
 def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
     """The guidance scale of a run: the one asked for, else the model's own. None if the pipeline has no default."""
-    own = SHIPPED[args.model].guidance_scale if args.model in SHIPPED else default_of(pipe, guidance_name(pipe))
+    own = about(args.model).guidance_scale or default_of(pipe, guidance_name(pipe))
     scale = args.guidance_scale or own
     return None if scale is None else float(scale)
 
 
 def objections(args: argparse.Namespace, prompts: list[str]) -> None:
     """Says of a prompt without any word that a shipped model knows what the model knows; once."""
-    said = (SHIPPED[args.model].objection(prompt) for prompt in prompts if args.model in SHIPPED)
-    if sentence := next(filter(None, said), None):
+    if sentence := next(filter(None, map(about(args.model).objection, prompts)), None):
         print(f"thg {args.command}: {sentence}", file=sys.stderr)
 
 
@@ -80,7 +79,7 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
         height=args.height,
         start=None if args.image is None else _read_picture(args),
         strength=args.strength,
-        **(SHIPPED[args.model].call if args.model in SHIPPED else {}),
+        **about(args.model).call,
     )
 
 

@@ -1,97 +1,36 @@
-"""One seeded run of a pipeline, its cost, its progress, and its errors as one line."""
+"""A run of a pipeline with its progress, and its errors as one line."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from thg.counting import Rows, counted_rows
-from thg.errors import NonFiniteError, PlanError, THGError, UnsupportedPipelineError
-from thg.media import Output
+from thg import sampling
+from thg.errors import NonFiniteError, PlanError, THGError
 from thg.models.pretrained import accepted
-from thg.pipelines import Summary, disable, enable, summary
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The results of a run, one per prompt, and their cost. nfe, cfg_nfe: evaluations per sample."""
-
-    output: Output
-    seconds: float
-    nfe: int
-    cfg_nfe: int
-    summary: Summary | None = None
-
-    @classmethod
-    def joined(cls, parts: list[Sampled]) -> Sampled:
-        """The batches of one method as one run; its estimate is that of all samples, if each batch has one."""
-        last = parts[-1]
-        seconds = sum(part.seconds for part in parts)
-        output = replace(last.output, items=tuple(item for part in parts for item in part.output.items))
-        report = last.summary
-        if report is not None:
-            estimates = [part.summary.estimated_error if part.summary is not None else None for part in parts]
-            together = tuple(error for estimate in estimates for error in estimate or ())
-            report = replace(report, seconds=seconds, estimated_error=None if None in estimates else together)
-        return replace(last, output=output, seconds=seconds, summary=report)
+from thg.sampling import Sampled
 
 
 def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> Sampled:
-    """Runs the pipeline with one seed per prompt. plan=False is plain CFG; True the default plan."""
-    if not all(abs(seed) < 2**63 for seed in seeds):
-        raise THGError(f"a seed has at most 63 bits: write a smaller number than {max(seeds, key=abs)}")
-    call = {**call, "generator": [torch.Generator("cpu").manual_seed(seed) for seed in seeds]}
-    if "output_type" in accepted(pipe):
-        call["output_type"] = "np"
-    if plan is False:
-        disable(pipe)
-    else:
-        enable(pipe, None if plan is True else plan)
+    """`thg.sampling.sample`, with errors in terms of the options."""
     steps = int(call["num_inference_steps"])
-    start = time.perf_counter()
     try:
-        with _counted(pipe) as rows, explained_errors(pipe, steps, len(seeds)):
-            result = pipe(**call)
-        seconds = time.perf_counter() - start
-        report = None if plan is False else summary(pipe)
+        with explained_errors(pipe, steps, len(seeds)):
+            done = sampling.sample(pipe, call, seeds, plan)
     except PlanError as error:
         if isinstance(plan, Plan):
             raise _unfit(plan, steps, pipe) from error
         raise
-    finally:
-        disable(pipe)
-    if report is not None and not report.finite:
+    if done.summary is not None and not done.summary.finite:
         raise _broken(pipe)
-    output = Output.of(result, pipe)
-    if report is not None:
-        return Sampled(output, seconds, report.nfe, report.cfg_nfe, report)
-    countable = rows is not None and output.kind != "video"  # the rows of a video may be its frames
-    nfe = rows.count // len(seeds) if rows is not None and countable else 2 * steps
-    return Sampled(output, seconds, nfe, nfe)
-
-
-@contextmanager
-def _counted(pipe: Any) -> Iterator[Rows | None]:
-    """Counts the rows passed to the network; None for a pipeline whose network is unknown."""
-    with ExitStack() as stack:
-        try:
-            rows = stack.enter_context(counted_rows(pipe))
-        except UnsupportedPipelineError:
-            rows = None
-        yield rows
-
-
-# -- errors
+    return done
 
 
 def _unfit(plan: Plan, steps: int, pipe: Any) -> PlanError:

@@ -330,13 +330,12 @@ def call_arguments(
         negative_prompt = " "  # without one this scale has no effect
     if negative_prompt is not None:
         call["negative_prompt"] = [negative_prompt] * len(prompts)
+    size = {"width": width, "height": height}
     if start is not None:
         start = _fitting(start, pipe, width, height)
         call |= {"image": [start] * len(prompts), "strength": strength}
-        width, height = (
-            side if name in names else None for name, side in (("width", start.width), ("height", start.height))
-        )
-    call |= {name: side for name, side in (("width", width), ("height", height)) if side is not None}
+        size = {name: side for name, side in zip(size, start.size, strict=True) if name in names}
+    call |= {name: side for name, side in size.items() if side is not None}
     if unknown := [name for name in call if name not in names]:
         optional = unknown[0] in ("width", "height", "negative_prompt")
         remedy = f"remove --{unknown[0].replace('_', '-')}" if optional else "this command needs one that takes prompts"

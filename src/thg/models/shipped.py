@@ -15,19 +15,19 @@ ShippedName = Literal["eps", "flow", "emoji", "audio"]
 
 @dataclass(frozen=True)
 class ShippedModel:
-    """One model. steps, guidance_scale: recommended, and those at which it was measured.
+    """One model. steps, guidance_scale: recommended, and those at which it was measured; 0 is the pipeline's default.
 
     makes: a clause for people, "it draws ..."; knows: whether a prompt has a word that it was trained on.
     prompts, calibration: that many prompts for a benchmark, for a calibration. call: further arguments of each call.
     """
 
-    steps: int
-    guidance_scale: float
-    makes: str
-    knows: Callable[[str], bool]
-    examples: tuple[str, ...]
-    prompts: Callable[[int], list[str]]
-    calibration: Callable[[int], list[str]]
+    steps: int = 0
+    guidance_scale: float = 0.0
+    makes: str = ""
+    knows: Callable[[str], bool] = lambda prompt: True
+    examples: tuple[str, ...] = ()
+    prompts: Callable[[int], list[str]] = lambda count: []
+    calibration: Callable[[int], list[str]] = lambda count: []
     call: Mapping[str, Any] = field(default_factory=dict)
 
     def objection(self, prompt: str) -> str:
@@ -70,6 +70,11 @@ SHIPPED: Final[dict[ShippedName, ShippedModel]] = {
         calibration=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],
     ),
 }
+
+
+def about(model: str) -> ShippedModel:
+    """The entry of a shipped model; of another model an empty one, which leaves everything to its pipeline."""
+    return SHIPPED[model] if model in SHIPPED else ShippedModel()
 
 
 def shipped_path(name: ShippedName = "eps") -> Path:

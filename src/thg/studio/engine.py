@@ -5,30 +5,26 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from PIL import Image, UnidentifiedImageError
 
 from thg.calibration import tune
-from thg.counting import counted_rows
+from thg.counting import denoisers
 from thg.distribution import versions
 from thg.errors import THGError
-from thg.media import Output
 from thg.models import SHIPPED
 from thg.models.pretrained import Source, call_arguments
-from thg.pipelines import api
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.profiles.profile import Profile
+from thg.sampling import Sampled, sample, steps_at_cost
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
 from thg.studio.media import Previews, decibels, for_page
@@ -38,20 +34,6 @@ from thg.studio.specs import PlanRequest, RunRequest, RunSettings, TunedSpec, Tu
 Side = Literal["plain", "thg", "fewer"]
 MOST_PIXELS = 50_000_000  # of a picture to start from
 KEPT = 4  # cached results of plain CFG: when only the plan changes, only thg runs again
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of one side. nfe: network evaluations per sample; seconds: without the previews.
-
-    note, error: of thg's run; error is its estimated distance from plain CFG, for each seed.
-    """
-
-    output: Output
-    nfe: int
-    seconds: float
-    note: str = ""
-    error: tuple[float, ...] | None = None
 
 
 class Engine:
@@ -65,7 +47,7 @@ class Engine:
         self._first = {} if source is None else {model.key: source}
         self._profile = model.profile
         self._library = library
-        self._plain: OrderedDict[str, Result] = OrderedDict()
+        self._plain: OrderedDict[str, Sampled] = OrderedDict()
         self._warm = False
 
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
@@ -118,7 +100,7 @@ class Engine:
                 request.error,
                 steps=request.steps,
                 guidance_scale=request.guidance_scale,
-                call=self.model.call,
+                call=self.model.own.call,
                 progress=lambda done, most: emit("tuning", {"done": done, "of": most}),
             )
         emit("done", {"sentence": f"{tuned}.".capitalize(), "kept": tuned.kept})
@@ -134,22 +116,25 @@ class Engine:
         plain = self._plain.get(key)
         remembered = plain is not None
         if plain is None:
-            plain = self._side("plain", request, None, emit, cancelled)
-            self._remember(key, plain)
+            plain = self._plain[key] = self._side("plain", request, False, emit, cancelled)
+            while len(self._plain) > KEPT:
+                self._plain.popitem(last=False)
         _tell(emit, "plain", plain, self._about(request, plain), remembered)
         tuned = self.model.tuned(request.scheduler) if isinstance(request.plan, TunedSpec) else None
-        hare = self._side("thg", request, tuned or plan, emit, cancelled)
-        _tell(emit, "thg", hare, self._about(request, hare, plan))
+        ours = self._side("thg", request, tuned or plan, emit, cancelled)
+        assert ours.summary is not None
+        _tell(emit, "thg", ours, self._about(request, ours))
+        notes = self.model.own.objection(request.prompt), ours.summary.note
         done: dict[str, Any] = {
-            "psnr": decibels(hare.output, plain.output),
-            "script": self.model.script(request, drawn["python"], hare.output.kind, self._arguments(request)),
-            "note": ". ".join(filter(None, [self.model.objection(request.prompt), hare.note])),
-            "estimated_error": hare.error,
+            "psnr": decibels(ours.output, plain.output),
+            "script": self.model.script(request, drawn["python"], ours.output.kind, self._arguments(request)),
+            "note": ". ".join(f"{note[0].upper()}{note[1:]}" for note in notes if note),
+            "estimated_error": ours.summary.estimated_error,
         }
         if request.fewer_steps:
-            steps = math.ceil(request.steps * hare.nfe / plain.nfe)  # never fewer evaluations than thg's
+            steps = steps_at_cost(request.steps, ours.nfe, plain.nfe)
             shorter = request.model_copy(update={"steps": steps})
-            fewer = self._side("fewer", shorter, None, emit, cancelled)
+            fewer = self._side("fewer", shorter, False, emit, cancelled)
             _tell(emit, "fewer", fewer, self._about(shorter, fewer))
             done["psnr_fewer"] = decibels(fewer.output, plain.output)
         emit("done", done)
@@ -160,13 +145,8 @@ class Engine:
             emit("warming", {})
             strength = None if request.strength is None else 1.0
             short = request.model_copy(update={"steps": 2, "scheduler": None, "strength": strength})
-            self._side("plain", short, None, lambda name, data: None, cancelled)
+            self._side("plain", short, False, lambda name, data: None, cancelled)
             self._warm = True
-
-    def _remember(self, key: str, result: Result) -> None:
-        self._plain[key] = result
-        while len(self._plain) > KEPT:
-            self._plain.popitem(last=False)
 
     @contextmanager
     def _prepared(self, pipe: Any, settings: RunSettings, cancelled: threading.Event) -> Iterator[Any]:
@@ -177,18 +157,21 @@ class Engine:
                 raise Cancelled
 
         own, pipe.scheduler = pipe.scheduler, self.model.schedulers.make(settings.scheduler)
-        hook = self.model.denoiser.register_forward_pre_hook(stop_if_cancelled)
+        hooks = [network.register_forward_pre_hook(stop_if_cancelled) for network in denoisers(pipe)]
         try:
             yield pipe
             stop_if_cancelled()
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             pipe.scheduler = own
 
-    def _side(self, side: Side, request: RunRequest, plan: Choice, emit: Emit, cancelled: threading.Event) -> Result:
-        """One side; plan: None is plain CFG."""
+    def _side(
+        self, side: Side, request: RunRequest, plan: Choice | bool, emit: Emit, cancelled: threading.Event
+    ) -> Sampled:
+        """One side; plan: False is plain CFG."""
         calls = self.model.run(request).steps
-        arguments = self._arguments(request)
+        call = self._arguments(request)
         with self._prepared(self._pipe(request), request, cancelled) as pipe:
             previews = Previews(pipe, calls)
 
@@ -197,26 +180,13 @@ class Engine:
                     raise Cancelled
                 emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
 
-            arguments |= self._callback(after_step)
-            started = time.perf_counter()
-            if plan is None:
-                with counted_rows(pipe) as rows:
-                    result = pipe(**arguments)
-                nfe, note, error = rows.count // request.batch, "", None
-            else:
-                with api.enabled(pipe, plan):
-                    result, report = pipe(**arguments), api.summary(pipe)
-                nfe, note, error = report.nfe, report.note, report.estimated_error
-            seconds = time.perf_counter() - started - previews.seconds
-        output = Output.of(result, pipe)
-        if plan is None and output.kind == "video":  # the rows of a video may be its frames
-            nfe = 2 * calls
-        return Result(output, nfe, seconds, note, error)
+            done = sample(pipe, {**call, **self._callback(after_step)}, request.seeds, plan)
+        return replace(done, seconds=done.seconds - previews.seconds)
 
     def _pipe(self, request: RunRequest) -> Any:
         return self.model.pipe if request.image is None else self.model.from_picture
 
-    def _about(self, request: RunRequest, result: Result, plan: Plan | None = None) -> list[dict[str, Any]]:
+    def _about(self, request: RunRequest, result: Sampled) -> list[dict[str, Any]]:
         """How each picture of a side was made, for its metadata."""
         common = {
             "model": self.model.name,
@@ -225,18 +195,18 @@ class Engine:
             "scheduler": request.scheduler or self.model.schedulers.own_name,
             "steps": request.steps,
             "guidance_scale": request.guidance_scale,
+            **({} if request.width is None else {"width": request.width}),
+            **({} if request.height is None else {"height": request.height}),
             **({"image": request.image_name, "strength": request.strength} if request.image is not None else {}),
             "dtype": str(self.model.pipe.dtype).removeprefix("torch."),
-            "nfe": result.nfe,
-            "plan": None if plan is None else plan.to_dict(),
             "versions": versions(),
         }
-        return [{**common, "seed": seed} for seed in request.seeds]
+        return [{**common, "seed": seed, **result.cost(number)} for number, seed in enumerate(request.seeds)]
 
     def _arguments(self, request: RunRequest) -> dict[str, Any]:
         taken = {name: getattr(request, name) for name in ("width", "height") if name in self.model.takes}
         negative = request.negative_prompt if "negative_prompt" in self.model.takes else ""
-        call = call_arguments(
+        return call_arguments(
             self._pipe(request),
             [request.prompt] * request.batch,
             steps=request.steps,
@@ -245,10 +215,8 @@ class Engine:
             start=None if request.image is None else _picture(request.image),
             strength=request.strength,
             **taken,
-            **self.model.call,
+            **self.model.own.call,
         )
-        generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
-        return {**call, "generator": generators, "output_type": "np"}
 
     def _callback(self, after_step: Any) -> dict[str, Any]:
         """The pipeline's own callback after each step; without one there is no progress."""
@@ -264,7 +232,7 @@ class Engine:
         return {}
 
 
-def _tell(emit: Emit, side: Side, result: Result, how: list[dict[str, Any]], remembered: bool = False) -> None:
+def _tell(emit: Emit, side: Side, result: Sampled, how: list[dict[str, Any]], remembered: bool = False) -> None:
     emit(
         "side",
         {

@@ -5,38 +5,38 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import thg
-from thg.errors import PlanError, THGError
+from thg.counting import denoisers
+from thg.errors import THGError
 from thg.models import SHIPPED
 from thg.models.pretrained import Source, accepted, image_to_image
 from thg.models.schedulers import Schedulers
+from thg.models.shipped import ShippedModel, about
 from thg.pipelines.api import usual_guidance
-from thg.pipelines.describe import describe, known_run
+from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
-from thg.pipelines.layouts import DENOISERS
 from thg.plans.run import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, Tuned
 from thg.profiles.planner import require_same_network
 from thg.profiles.profile import Profile, shipped_profile
+from thg.sampling import run_from_picture
 from thg.studio.specs import DefaultSpec, RunRequest, RunSettings
 
 TUNING_SAMPLES = 16
+USUAL_STEPS = 50
 
 
 class Model:
     """A pipeline, with what the page needs to know about it.
 
-    source: the Python code that loads it. batch: the page's initial number of pictures. objection: a sentence about a
-    prompt that it cannot follow, or nothing. call: further arguments for each of its calls. profile: its profile; by
-    default the one that thg ships for such a network. tuning: prompts to tune it on. key: its name in the list of
-    models.
+    source: the Python code that loads it. own: what it can do, if it is a shipped one. batch: the page's initial number
+    of pictures. profile: its profile; by default the one that thg ships for such a network. key: its name in the list
+    of models.
     """
 
     def __init__(
@@ -45,31 +45,20 @@ class Model:
         name: str,
         source: Sequence[str],
         *,
-        guidance_scale: float | None = None,
-        steps: int = 50,
+        own: ShippedModel | None = None,
         batch: int = 1,
-        examples: Sequence[str] = (),
-        tuning: Sequence[str] = (),
-        objection: Callable[[str], str] = lambda prompt: "",
-        call: Mapping[str, Any] | None = None,
         profile: Profile | None = None,
         key: str | None = None,
     ) -> None:
         with thg.enabled(pipe):  # an unsupported pipeline is refused at start-up
-            pass
+            denoisers(pipe)
         self.pipe = pipe
         self.name = name
         self.key = key or name
         self.source = tuple(source)
-        self.guidance_scale = guidance_scale or usual_guidance(pipe)
-        self.steps = steps
+        self.own = own or ShippedModel()
         self.batch = batch
-        self.examples = tuple(examples)
-        self.tuning = tuple(tuning)
-        self.objection = objection
-        self.call = dict(call or {})
         self.network = fingerprint(pipe)
-        self.denoiser = _denoiser(pipe)
         self.profile = profile or shipped_profile(self.network)
         self.schedulers = Schedulers(pipe.scheduler)
         self.takes = accepted(pipe)
@@ -84,24 +73,15 @@ class Model:
     @classmethod
     def load(cls, source: Source, profile: Profile | None = None, key: str | None = None) -> Model:
         """The pipeline of a source, with its profile. key: its name in the list of models."""
-        pipe = source.load()
-        lines = source.python(pipe)
-        if source.model not in SHIPPED:
-            return cls(pipe, Path(source.model).name, lines, profile=profile, key=key)
-        shipped = SHIPPED[source.model]
+        pipe, shipped = source.load(), source.model in SHIPPED
         return cls(
             pipe,
-            f"shipped {source.model} model",
-            lines,
-            guidance_scale=shipped.guidance_scale,
-            steps=shipped.steps,
-            batch=4,  # small results: larger batches use the device better
-            examples=shipped.examples,
-            tuning=shipped.calibration(TUNING_SAMPLES),
-            objection=shipped.objection,
-            call=shipped.call,
+            f"shipped {source.model} model" if shipped else Path(source.model).name,
+            source.python(pipe),
+            own=about(source.model),
+            batch=4 if shipped else 1,  # small results: larger batches use the device better
             profile=profile,
-            key=source.model,
+            key=source.model if shipped else key,
         )
 
     def run(self, settings: RunSettings) -> RunInfo:
@@ -109,23 +89,19 @@ class Model:
         key = settings.scheduler, settings.steps, settings.strength
         if key not in self._runs:
             scheduler = self.schedulers.make(settings.scheduler)
-            self._runs[key] = known_run(scheduler, settings.steps)
-            if settings.strength is not None:
-                self._runs[key] = self._last_steps(scheduler, settings.steps, settings.strength)
+            if settings.strength is None:
+                self._runs[key] = known_run(scheduler, settings.steps)
+            elif self.from_picture is None:
+                raise THGError(f"{type(self.pipe).__name__} cannot start from a picture: remove it")
+            else:
+                self._runs[key] = run_from_picture(self.from_picture, scheduler, settings.steps, settings.strength)
         return replace(self._runs[key], guidance_scale=settings.guidance_scale, network=self.network)
-
-    def _last_steps(self, scheduler: Any, steps: int, strength: float) -> RunInfo:
-        """A run from a picture has the last steps of the schedule; the pipeline itself says how many."""
-        if self.from_picture is None:
-            raise THGError(f"{type(self.pipe).__name__} cannot start from a picture: remove it")
-        times, _ = _with_scheduler(self.from_picture, scheduler).get_timesteps(steps, strength, "cpu")
-        if not len(times):
-            raise PlanError(f"A strength of {strength:g} leaves none of {steps} steps: take more of either.")
-        return describe(scheduler, times)
 
     def tuned(self, scheduler: str | None) -> Tuned | None:
         """What `thg.tune` has measured with this scheduler, here or elsewhere."""
-        return remembered(_with_scheduler(self.pipe, self.schedulers.make(scheduler)))
+        other = copy.copy(self.pipe)  # a run in another thread does not notice
+        other.scheduler = self.schedulers.make(scheduler)
+        return remembered(other)
 
     def describe(self) -> dict[str, Any]:
         """For the page."""
@@ -134,11 +110,11 @@ class Model:
             "key": self.key,
             "pipeline": type(self.pipe).__name__,
             "device": str(self.pipe.device),
-            "guidance_scale": self.guidance_scale,
-            "steps": self.steps,
+            "guidance_scale": self.own.guidance_scale or usual_guidance(self.pipe),
+            "steps": self.own.steps or USUAL_STEPS,
             "batch": self.batch,
-            "examples": list(self.examples),
-            "tuning": list(self.tuning),
+            "examples": self.own.examples,
+            "tuning": self.own.calibration(TUNING_SAMPLES),
             "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,
             "default_plan": DefaultSpec(kind="default", error=DEFAULT_ERROR).model_dump(exclude_none=True),
@@ -195,13 +171,6 @@ def _saving(kind: str, first: int) -> str:
     return f"videos = made.frames  # the frames for each seed from {first}"
 
 
-def _with_scheduler(pipe: Any, scheduler: Any) -> Any:
-    """A copy of a pipeline with another scheduler, which a run in another thread does not notice."""
-    other = copy.copy(pipe)
-    other.scheduler = scheduler
-    return other
-
-
 def _from_picture(pipe: Any) -> Any:
     """The same networks as a pipeline that starts from a picture; None if there is none."""
     try:
@@ -210,13 +179,6 @@ def _from_picture(pipe: Any) -> Any:
         return None
     other.set_progress_bar_config(disable=True)
     return other if {"image", "strength"} <= accepted(other) and hasattr(other, "get_timesteps") else None
-
-
-def _denoiser(pipe: Any) -> torch.nn.Module:
-    for name in DENOISERS:
-        if isinstance(part := getattr(pipe, name, None), torch.nn.Module):
-            return part
-    raise THGError(f"the studio does not find the network in {type(pipe).__name__}")
 
 
 def local_models(folder: Path) -> list[str]:

@@ -81,7 +81,7 @@ export function remark({ sides, note, estimated_error, plan }) {
   const slow = !sides.plain.remembered && saved("seconds") < saved("nfe") / 2;
   const target = plan?.error ? `, for a target of ${percent(plan.error)}` : "";
   const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}${target}.` : "";
-  const why = "Less time was saved than evaluations: a network this small takes nearly as long for half a batch.";
+  const why = "Less time was saved than evaluations: the network is small, or the machine is busy.";
   return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");
 }
 
