@@ -43,7 +43,7 @@ test-serving: test-serving-sglang test-serving-vllm-omni  ## thg in real serving
 test-serving-%:
 	$(PYTHON) tests/serving_engines/install.py build/serving/$* || test $$? -eq 3
 	test ! -e build/serving/$*/ready || PYTHONPATH=src:. HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
-		build/serving/$*/bin/python -m pytest --confcutdir=tests/serving_engines -o filterwarnings=default \
+		build/serving/$*/bin/python -m pytest -rP --confcutdir=tests/serving_engines -o filterwarnings=default \
 		tests/serving_engines
 
 coverage: $(STAMP)  ## lines of the core that its tests run; under 95 % is an error

@@ -23,15 +23,15 @@ import torch
 
 import thg
 from thg.bench.config import Model
+from thg.bench.methods import as_policy
 from thg.bench.methods.baselines import CFGCache, CFGCacheFFT
-from thg.bench.methods.policy import Guided, Pilot, PlainCFG, Policy
+from thg.bench.methods.policy import Pilot, PlainCFG, Policy, Prepared
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.samples import load_pipeline, sample
 from thg.environment import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
-from thg.plans.planners import Fixed, Planned
 from thg.plots.charts import Point, draw_frontier
 
 SHARES = (0.57, 0.60, 0.65, 0.70)
@@ -43,26 +43,26 @@ MODELS = {
 }
 
 
-def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[str, Policy]]:
-    """By name: the family for the plot, and the policy. Programs that do not work here are printed and left out."""
-    found: dict[str, tuple[str, Policy]] = {"CFG": ("cfg", PlainCFG())}
+def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[str, Policy, Prepared]]:
+    """By name: the family for the plot, the policy, and what was prepared for it. Programs that fail are left out."""
+    found: dict[str, tuple[str, Policy, Prepared]] = {"CFG": ("cfg", PlainCFG(), {})}
     for nfe in (round(share * 2 * steps) for share in SHARES):
-        found[f"thg tapered {nfe}"] = ("tapered", Guided(Planned(thg.tapered(nfe))))
-        found[f"thg uniform {nfe}"] = ("uniform", Guided(Planned(thg.uniform(nfe=nfe))))
+        found[f"thg tapered {nfe}"] = ("tapered", as_policy(thg.tapered(nfe), steps), {})
+        found[f"thg uniform {nfe}"] = ("uniform", as_policy(thg.uniform(nfe=nfe), steps), {})
         if nfe >= steps + math.ceil(steps / 5):
-            found[f"CFG-Cache {nfe}"] = ("cfg-cache", Guided(CFGCache(nfe)))
+            found[f"CFG-Cache {nfe}"] = ("cfg-cache", as_policy(CFGCache(nfe), steps), {})
     nfe = round(0.7 * 2 * steps)
-    found[f"held, uniform {nfe}"] = ("held hare", Guided(Planned(thg.uniform(nfe=nfe, hare_order=1))))
-    found[f"CFG-Cache + FFT {nfe}"] = ("cfg-cache-fft", Guided(CFGCacheFFT(nfe)))
+    found[f"held, uniform {nfe}"] = ("held hare", as_policy(thg.uniform(nfe=nfe, hare_order=1), steps), {})
+    found[f"CFG-Cache + FFT {nfe}"] = ("cfg-cache-fft", as_policy(CFGCacheFFT(nfe), steps), {})
     paper = thg.preset("sd15")
     if paper.steps == steps:
-        found[f"THG, the paper's plan {paper.nfe}"] = ("thg", Guided(Planned(Fixed(paper))))
+        found[f"THG, the paper's plan {paper.nfe}"] = ("thg", as_policy(paper, steps), {})
     prompts = list(EXAMPLE_PROMPTS)
     pilot = Pilot(pipe, prompts, steps, guidance_scale, lambda: draw(pipe, 2, steps, guidance_scale))
     for program in (DeepCache(), FasterCache(), CacheDiT()):
         name = type(program).__name__
         try:
-            found[name] = (name, program.prepare(pilot, {})[0])
+            found[name] = (name, program, program.prepare(pilot))
         except CacheError as error:
             print(f"  left out: {error}", flush=True)
     return found
@@ -88,15 +88,15 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
             started = time.perf_counter()
             draw(pipe, batch, steps, 1.0)
             unguided[batch] = min(unguided[batch], time.perf_counter() - started)
-            for method, (_, policy) in chosen.items():
-                with policy.applied(pipe) as evaluations:
+            for method, (_, policy, prepared) in chosen.items():
+                with policy.applied(pipe, prepared) as evaluations:
                     started = time.perf_counter()
                     pictures[method] = draw(pipe, batch, steps, guidance_scale)
                     seconds = time.perf_counter() - started
                     nfe[method] = evaluations(batch)[0]
                 best[method, batch] = min(seconds, best.get((method, batch), math.inf))
     rows, points = [], []
-    for method, (family, _) in chosen.items():
+    for method, (family, _, _) in chosen.items():
         ideal = 2 * steps / nfe[method]
         speed = {batch: best["CFG", batch] / best[method, batch] for batch in (1, 16)}
         decibels = [psnr(a, b) for a, b in zip(pictures[method].numpy(), pictures["CFG"].numpy(), strict=True)]

@@ -26,7 +26,7 @@ LAYERS = [
     {"pipelines"},
     {"calibration", "models", "prompts", "counting", "serving"},
     {"media"},
-    {"plots"},
+    {"plots", "sampling"},
     {"bench"},
     {"cli", "studio"},
 ]
