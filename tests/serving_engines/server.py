@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = "/v1/images/generations"
 STARTS_WITHIN = 1800  # seconds: almost all of it are imports, a minute on a free machine
 ANSWERS_WITHIN = 600
+WRITES_WITHIN = 30  # a line in the log, after an answer
 CLOSE = 35.0  # dB
 COLOUR = {  # a request for the shipped model of emoji
     "prompt": "smiling face with sunglasses",
@@ -55,10 +56,16 @@ class Server:
         with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as image:
             return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
 
-    def reports(self) -> list[tuple[int, int, str]]:
-        """(evaluations, those of the plain run, steps) of each accelerated request, from the log of all ranks."""
+    def reports(self, at_least: int = 0) -> list[tuple[int, int, str]]:
+        """(evaluations, those of the plain run, steps) of each accelerated request, from the log of all ranks.
+
+        at_least: so many are waited for; a rank that sends no answer may write its line after it.
+        """
         line = r"thg: request \S+: (\d+) of (\d+) network evaluations in \d+ steps ([●○·]+)"
-        return [(int(made), int(plain), strip) for made, plain, strip in re.findall(line, self.log.read_text())]
+        until = time.monotonic() + WRITES_WITHIN
+        while len(found := re.findall(line, self.log.read_text())) < at_least and time.monotonic() < until:
+            time.sleep(0.1)
+        return [(int(made), int(plain), strip) for made, plain, strip in found]
 
 
 @contextmanager
