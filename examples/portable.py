@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,34 @@ def response(step: Step, steps: int) -> list[Vector]:
 # -- the plan: at which steps the network runs
 
 
-def evaluations(final: Vector, error: float, guidance_scale: float | None, prior: dict[str, Any]) -> int:
-    """How many steps are evaluated. final: the response of the final state to the output of each step."""
-    steps = len(final)
-    q = prior["power_of_steps"]
-    count: float = (0.01 / error) ** (1 / prior["order"]) * (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
+def evaluations(
+    angles: Vector, final: Vector, error: float, guidance_scale: float | None, prior: dict[str, Any]
+) -> int:
+    """How many steps are evaluated. angles: as for `grid`. final: the response of the final state to each output."""
+    steps, q = len(final), prior["power_of_steps"]
+    usual: float = (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
+    count = (0.01 / error) ** (1 / prior["order"]) * usual
     if guidance_scale is not None:
         count *= max(1.0, (guidance_scale - 1) / 4) ** prior["guidance"]
-    grown = max(1.0, sum(map(abs, final)) / prior["amplified"]) ** prior["amplification"]
-    count *= min(grown, prior["most_amplified"])
+    enough = few = math.floor(usual + 0.5)
+    allowed = prior["usual"] * sum(map(abs, final)) ** prior["power_of_response"]
+    while enough < steps:
+        evaluated = grid(enough, angles, final, guidance_scale, prior)
+        if predicted_error(evaluated, angles, final, prior) <= allowed:
+            break
+        enough += 1
+    count *= enough / usual if enough > few else 1.0
     return min(steps, max(int(prior["fewest"]), math.floor(count + 0.5)))
+
+
+def predicted_error(evaluated: Sequence[int], angles: Vector, final: Vector, prior: dict[str, Any]) -> float:
+    """Of the leaps between these steps, up to a factor that belongs to the network."""
+    levels = [math.log(prior["deviation"] * math.tan(angle)) for angle in angles]
+    found = 0.0
+    for start, end in pairwise(evaluated):
+        leap = abs(levels[start] - levels[end]) * abs(angles[start] - angles[end])
+        found += leap * sum(abs(response) for response in final[start + 1 : end])
+    return found
 
 
 def grid(count: int, angles: Vector, final: Vector, guidance_scale: float | None, prior: dict[str, Any]) -> list[int]:
@@ -218,7 +237,7 @@ def main(vectors: dict[str, Any]) -> None:
         flow = case["sampler"] == "flow_euler"
         deviation, final = prior["deviation"], matrix[-1]
         angles = [math.atan2(level, deviation * (1 - level if flow else 1)) for level in case["levels"][:steps]]
-        count = evaluations(final, vectors["error"], case["guidance_scale"], prior)
+        count = evaluations(angles, final, vectors["error"], case["guidance_scale"], prior)
         evaluated = grid(count, angles, final, case["guidance_scale"], prior)
         assert evaluated == case["evaluated"], case["name"]
         found, expected = table(evaluated, matrix, prior), [dict(row) for row in case["weights"]]

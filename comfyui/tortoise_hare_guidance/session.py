@@ -20,7 +20,7 @@ from .core.errors import PlanError, ScheduleError
 from .core.plans.k_diffusion import Calls
 from .core.plans.leaps import Estimate, Leaps
 from .core.plans.plan import EVALUATED, SKIPPED
-from .core.plans.tolerance import amplification
+from .core.plans.tolerance import hardness
 from .guards import obstacle
 from .outputs import Formula, Space
 from .report import Report
@@ -137,8 +137,8 @@ class Session:
             raise ScheduleError(COMBINED)
         run = runs[0]
         effort = 1.0
-        if len(runs) > 1 and run.response is not None:  # what amplifies errors is counted once
-            effort = OWN_FORMULA / amplification(run.response)
+        if len(runs) > 1:  # what makes leaps harder is counted once
+            effort = OWN_FORMULA / hardness(run)
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, effort)
         self._leaps = [Leaps(plan, run, Estimate.of(plan, run), gives_up=self.settings.by_error) for run in runs]
         if self.settings.corrector and run.response is None:

@@ -3,13 +3,23 @@
 from dataclasses import replace
 from itertools import combinations, pairwise
 
+import diffusers
 import numpy as np
 import pytest
 
 import thg
+from thg.pipelines.describe import describe
 from thg.plans.planners import guide_maker
 from thg.plans.run import Response, RunInfo
-from thg.plans.tolerance import evaluations_within, grid, leap_weights, most_steps
+from thg.plans.tolerance import (
+    PRIOR,
+    evaluations_within,
+    grid,
+    hardness,
+    leap_weights,
+    most_steps,
+    predicted_error,
+)
 
 
 def flow_run(steps: int, shift: float = 1.0, last: float = 0.0, w: float | None = 5.0) -> RunInfo:
@@ -112,6 +122,33 @@ def test_a_solver_that_amplifies_outputs_gets_more_evaluations():
     amplifying = replace(usual, response=Response.one_step([3.0] * 50))
     assert usual.response.total == pytest.approx(1.0)
     assert evaluations_within(0.01, amplifying) > evaluations_within(0.01, usual)
+
+
+def noise_run(steps: int, **levels: bool) -> RunInfo:
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", **levels
+    )
+    scheduler.set_timesteps(steps)
+    return describe(scheduler, scheduler.timesteps)
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50, 100])
+@pytest.mark.parametrize("levels", ["use_karras_sigmas", "use_exponential_sigmas"])
+def test_hard_noise_levels_get_more_evaluations(steps, levels):
+    """Until the predicted error of the leaps is what usual levels have, and not more than that."""
+    usual, hard = noise_run(steps), noise_run(steps, **{levels: True})
+    assert hardness(usual) == 1.0
+    count, more = evaluations_within(0.01, usual), evaluations_within(0.01, hard)
+    assert count < more <= 1.3 * count
+    allowed = PRIOR.usual * hard.response.total**PRIOR.power_of_response
+    assert predicted_error(hard, grid(hard, more)) <= allowed < predicted_error(hard, grid(hard, more - 1))
+
+
+def test_the_predicted_error_grows_with_the_square_of_the_leaps():
+    """That of one leap with its cube: level, angle and the response that it skips are all proportional to its length."""
+    run = flow_run(1024)
+    errors = [predicted_error(run, (*range(256), *range(256, 768, every), *range(768, 1024))) for every in (16, 32, 64)]
+    assert np.log2(np.divide(errors[1:], errors[:-1])) == pytest.approx(2.0, abs=0.15)
 
 
 def test_outputs_that_the_final_state_forgets_still_have_a_grid():

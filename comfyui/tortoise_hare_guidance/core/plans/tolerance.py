@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import PlanError
 from ..files import write_atomically
 from ..plans.plan import Plan, Skips
-from ..plans.run import Response, RunInfo
+from ..plans.run import RunInfo
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Prior:
         order: the error decreases with this power of their number.
         guidance: above guidance scale 5 the number grows with this power of w - 1.
         without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
-        amplified, amplification, most_amplified: where the solver adds outputs to the state with a total weight above
-            the first, errors of outputs grow, and the number of evaluations with this power of it, up to this factor.
+        usual, power_of_response: the predicted error of the leaps (`predicted_error`) that these numbers of evaluations
+            leave on usual noise levels, over this power of the response's total. On harder ones (Karras', DDPM's linear
+            betas) the number grows until it is no larger.
     Where:
         by_index: the share of the density of evaluations that lies over step indices; the rest lies over angles.
         deviation: of the data, for the angles arctan(sigma / (deviation alpha)).
@@ -59,9 +60,8 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
-    amplified: float = 15.0
-    amplification: float = 0.08
-    most_amplified: float = 1.2
+    usual: float = 0.05
+    power_of_response: float = 0.3
     by_index: float = 0.6
     deviation: float = 0.5
     start: tuple[float, float] = (1.0, 0.2)
@@ -89,6 +89,7 @@ FREE_STEPS = 5  # for each evaluated one
 USUAL_STEPS = 20
 MOST_DENSE = 100.0
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
+HIGHEST_LOG_SNR = 30.0  # and lowest: pure noise and pure data are at infinity
 SMALLEST_RESPONSE = 0.02  # of the mean; the final state forgets outputs of networks that predict the data
 
 
@@ -152,12 +153,16 @@ def evaluations_within(error: float, run: RunInfo, effort: float = 1.0, prior: P
     """The number of evaluated steps that the prior gives for this tolerance."""
     if not predictable(run):
         return run.steps
-    q = prior.power_of_steps
     tightness: float = (DEFAULT_ERROR / error) ** (1 / prior.order)
-    count: float = effort * tightness * (prior.evaluations**-q + run.steps**-q) ** (-1 / q)
-    count *= _strength(run) ** prior.guidance
-    count *= prior.without_corrector if run.response is None else amplification(run.response, prior)
+    count = effort * tightness * _usual_count(run, prior) * _strength(run) ** prior.guidance
+    count *= prior.without_corrector if run.response is None else hardness(run, prior)
     return min(run.steps, max(prior.fewest, math.floor(count + 0.5)))
+
+
+def _usual_count(run: RunInfo, prior: Prior) -> float:
+    """The number of evaluated steps for 1 % on usual noise levels."""
+    q = prior.power_of_steps
+    return float((prior.evaluations**-q + run.steps**-q) ** (-1 / q))
 
 
 def _strength(run: RunInfo) -> float:
@@ -165,10 +170,32 @@ def _strength(run: RunInfo) -> float:
     return 1.0 if run.guidance_scale is None else max(1.0, (run.guidance_scale - 1) / 4)
 
 
-def amplification(response: Response, prior: Prior = PRIOR) -> float:
-    """The factor on evaluations where the solver amplifies errors of outputs."""
-    grown: float = max(1.0, response.total / prior.amplified) ** prior.amplification
-    return min(grown, prior.most_amplified)
+def hardness(run: RunInfo, prior: Prior = PRIOR) -> float:
+    """The factor on evaluations for noise levels on which leaps cost more than usual."""
+    if run.response is None or run.log_snr is None:
+        return 1.0
+    usual = _usual_count(run, prior)
+    count = fewest = math.floor(usual + 0.5)
+    allowed = prior.usual * run.response.total**prior.power_of_response
+    while count < run.steps and predicted_error(run, grid(run, count, prior), prior) > allowed:
+        count += 1
+    return 1.0 if count == fewest else count / usual
+
+
+def predicted_error(run: RunInfo, coarse: Sequence[int], prior: Prior = PRIOR) -> float:
+    """The error in the final state that a plan's leaps leave, up to a factor that belongs to the network.
+
+    Each leaves the response to the outputs that it skips, times its length in the angle arctan(sigma / (deviation
+    alpha)) and in log(sigma / alpha): `python -m benchmarks.prior leaps`.
+    """
+    assert run.response is not None
+    assert run.log_snr is not None
+    level = -np.clip(run.log_snr, -HIGHEST_LOG_SNR, HIGHEST_LOG_SNR) / 2
+    angle = np.arctan(np.exp(level) / prior.deviation)
+    reached = np.append(0.0, np.cumsum(np.abs(run.response.final)))
+    start, end = np.array(coarse[:-1]), np.array(coarse[1:])
+    leaps = np.abs(level[end] - level[start]) * np.abs(angle[end] - angle[start])
+    return float(((reached[end] - reached[start + 1]) * leaps).sum())
 
 
 def predictable(run: RunInfo) -> bool:
