@@ -85,7 +85,7 @@ def evaluations(
     """How many steps are evaluated. angles: as for `grid`. final: the response of the final state to each output."""
     steps, q = len(final), prior["power_of_steps"]
     usual: float = (prior["evaluations"] ** -q + steps**-q) ** (-1 / q)
-    count = (0.01 / error) ** (1 / prior["order"]) * usual
+    count: float = (0.01 / error) ** (1 / prior["order"]) * usual
     if guidance_scale is not None:
         count *= max(1.0, (guidance_scale - 1) / 4) ** prior["guidance"]
     enough = few = math.floor(usual + 0.5)

@@ -145,7 +145,7 @@ def test_hard_noise_levels_get_more_evaluations(steps, levels):
 
 
 def test_the_predicted_error_grows_with_the_square_of_the_leaps():
-    """That of one leap with its cube: level, angle and the response that it skips are all proportional to its length."""
+    """That of one leap with its cube: level, angle and skipped response are all proportional to its length."""
     run = flow_run(1024)
     errors = [predicted_error(run, (*range(256), *range(256, 768, every), *range(768, 1024))) for every in (16, 32, 64)]
     assert np.log2(np.divide(errors[1:], errors[:-1])) == pytest.approx(2.0, abs=0.15)

@@ -154,7 +154,7 @@ def evaluations_within(error: float, run: RunInfo, effort: float = 1.0, prior: P
     if not predictable(run):
         return run.steps
     tightness: float = (DEFAULT_ERROR / error) ** (1 / prior.order)
-    count = effort * tightness * _usual_count(run, prior) * _strength(run) ** prior.guidance
+    count: float = effort * tightness * _usual_count(run, prior) * _strength(run) ** prior.guidance
     count *= prior.without_corrector if run.response is None else hardness(run, prior)
     return min(run.steps, max(prior.fewest, math.floor(count + 0.5)))
 
