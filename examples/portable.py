@@ -91,7 +91,7 @@ def evaluations(
     enough = few = math.floor(usual + 0.5)
     allowed = prior["usual"] * sum(map(abs, final)) ** prior["power_of_response"]
     while enough < steps:
-        evaluated = grid(enough, angles, final, guidance_scale, prior)
+        evaluated = grid(enough, angles, final, None, prior)
         if predicted_error(evaluated, angles, final, prior) <= allowed:
             break
         enough += 1

@@ -173,6 +173,7 @@ def hardness(run: RunInfo, prior: Prior = PRIOR) -> float:
     """The factor on evaluations for noise levels on which leaps cost more than usual."""
     if run.response is None or run.log_snr is None:
         return 1.0
+    run = replace(run, guidance_scale=None)  # which has a factor of its own
     usual = _usual_count(run, prior)
     count = fewest = math.floor(usual + 0.5)
     allowed = prior.usual * run.response.total**prior.power_of_response
