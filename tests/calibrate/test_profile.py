@@ -11,8 +11,7 @@ from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.run import Response, RunInfo
 from thg.plans.tolerance import PRIOR
-from thg.profiles.optimal import optimal_grids
-from thg.profiles.planner import WORST, Regridded, noise_share
+from thg.profiles.planner import WORST, Regridded, noise_share, optimal_grids
 from thg.profiles.profile import About, Constants, Moments
 
 RUN = RunInfo.of(STEPS, SCALE)
