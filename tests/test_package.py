@@ -24,7 +24,7 @@ LAYERS = [
     {"ode"},
     {"profiles"},
     {"pipelines"},
-    {"calibration", "models", "prompts", "counting", "serving"},
+    {"calibration", "models", "prompts", "serving"},
     {"media"},
     {"plots", "sampling"},
     {"bench"},
