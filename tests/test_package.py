@@ -19,7 +19,7 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution", "lazy", "processes", "rows", "environment"},
+    {"errors", "files", "distribution", "lazy", "processes", "rows"},
     {"plans"},
     {"ode"},
     {"profiles"},

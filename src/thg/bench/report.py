@@ -18,7 +18,7 @@ from thg.bench.measure import Measurer, Progress, measure_samples
 from thg.bench.metrics import MetricError, Scored, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.store import BenchmarkRun, RunFolderError, Series, open_picture
-from thg.environment import environment
+from thg.distribution import environment
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
 from thg.plots.charts import Point, draw_frontier
