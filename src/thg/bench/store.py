@@ -52,8 +52,6 @@ DIGITS = 6
 LIBRARIES = ("torch", "diffusers", "transformers")
 NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
 """Parts of thg that do not change a sample; bench/methods does."""
-BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
-"""Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
 class RunFolderError(THGError):
@@ -266,21 +264,14 @@ def _folder(folder: Path) -> str:
 
 def _files(paths: Iterable[Path], folder: Path) -> str:
     states = [(path, path.stat()) for path in paths]
-    return digest({path.relative_to(folder).as_posix(): _file(path, s.st_size, s.st_mtime_ns) for path, s in states})
+    return digest({path.relative_to(folder).as_posix(): _content(path, s.st_size, s.st_mtime_ns) for path, s in states})
 
 
 @lru_cache(maxsize=1024)
-def _file(path: Path, size: int, changed: int) -> str:
-    """The digest of a file, of blocks of a large one."""
-    content = hashlib.sha256(str(size).encode())
+def _content(path: Path, size: int, changed: int) -> str:
+    """The digest of a file; size and changed: read it again if they differ."""
     with path.open("rb") as file:
-        if size <= BLOCK_BYTES * BLOCKS_READ:
-            content.update(file.read())
-        else:
-            for number in range(BLOCKS_READ):
-                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS_READ - 1))
-                content.update(file.read(BLOCK_BYTES))
-    return content.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache
