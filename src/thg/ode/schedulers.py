@@ -19,7 +19,6 @@ from thg.ode.curves import Array, FlowCurve, Node, NoiseCurve, Prediction, Table
 from thg.ode.schedule import Schedule
 
 Grid = Literal["alphas", "sigmas", "exploding sigmas"]
-Method = Literal["ddim", "euler", "lms", "plms", "dpm multistep", "dpm singlestep"]
 
 NOISE: tuple[Prediction, ...] = ("epsilon", "v_prediction", "sample")
 FLOW: tuple[Prediction, ...] = ("flow",)
@@ -31,9 +30,8 @@ class Kind:
 
     name: its class in diffusers. label: its display name. option: its name on the command line; "" is not offered
     there. order: of its steps, if no `solver_order` is configured. predicts: the kinds of network that it supports.
-    grid: how its noise levels are stored, if they can be read exactly. method: the solver of the core that takes the
-    same steps, if there is one. instead: for a scheduler that adds noise at every step, the most similar one that does
-    not. settings: of a variant: its configuration in addition to the settings of the model.
+    grid: how its noise levels are stored, if they can be read exactly. instead: of one that adds noise at every step,
+    the most similar one that does not. settings: of a variant, in addition to the settings of the model.
 
     All that add no noise are linear in the network's outputs, unless they are configured to clip or threshold.
     """
@@ -44,7 +42,6 @@ class Kind:
     order: int = 1
     predicts: tuple[Prediction, ...] = NOISE
     grid: Grid | None = None
-    method: Method | None = None
     instead: str = ""
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -59,17 +56,17 @@ class Kind:
 
 
 _ROWS = (
-    Kind("DDIMScheduler", "DDIM", "ddim", grid="alphas", method="ddim"),
-    Kind("EulerDiscreteScheduler", "Euler", "euler", grid="exploding sigmas", method="euler"),
-    Kind("DPMSolverMultistepScheduler", "DPM++ 2M", "dpm", 2, NOISE + FLOW, "sigmas", "dpm multistep"),
-    Kind("DPMSolverSinglestepScheduler", "DPM++ 2S", "dpm-single", 2, NOISE, "sigmas", "dpm singlestep"),
+    Kind("DDIMScheduler", "DDIM", "ddim", grid="alphas"),
+    Kind("EulerDiscreteScheduler", "Euler", "euler", grid="exploding sigmas"),
+    Kind("DPMSolverMultistepScheduler", "DPM++ 2M", "dpm", 2, NOISE + FLOW, "sigmas"),
+    Kind("DPMSolverSinglestepScheduler", "DPM++ 2S", "dpm-single", 2, NOISE, "sigmas"),
     Kind("UniPCMultistepScheduler", "UniPC", "unipc", 2, NOISE + FLOW, "sigmas"),
     Kind("DEISMultistepScheduler", "DEIS", "deis", 2, NOISE + FLOW, "sigmas"),
     Kind("HeunDiscreteScheduler", "Heun", "heun", 2),
     Kind("KDPM2DiscreteScheduler", "DPM2", "dpm2", 2),
-    Kind("LMSDiscreteScheduler", "LMS", "lms", 4, NOISE, "exploding sigmas", "lms"),
-    Kind("PNDMScheduler", "PNDM", "pndm", 4, ("epsilon", "v_prediction"), "alphas", "plms"),
-    Kind("FlowMatchEulerDiscreteScheduler", "Euler (flow)", "flow-euler", 1, FLOW, "sigmas", "euler"),
+    Kind("LMSDiscreteScheduler", "LMS", "lms", 4, NOISE, "exploding sigmas"),
+    Kind("PNDMScheduler", "PNDM", "pndm", 4, ("epsilon", "v_prediction"), "alphas"),
+    Kind("FlowMatchEulerDiscreteScheduler", "Euler (flow)", "flow-euler", 1, FLOW, "sigmas"),
     Kind("FlowMatchHeunDiscreteScheduler", "Heun (flow)", "flow-heun", 2, FLOW),
     Kind("CogVideoXDDIMScheduler", "DDIM (CogVideoX)"),
     Kind("EulerAncestralDiscreteScheduler", "Euler a", "euler-a", instead="EulerDiscreteScheduler"),
