@@ -37,9 +37,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from thg.bench.config import BenchConfig, Method, Model, parse_config
-from thg.bench.samples import PromptList, Samples, load_prompts, size
+from thg.bench.samples import PromptList, Samples, load_prompts
 from thg.bench.tables import digest
 from thg.distribution import versions
 from thg.errors import THGError
@@ -231,12 +232,13 @@ def check_room(store: Path, samples: Samples, missing: int) -> str:
     needed = missing * samples.bytes_on_disk()
     existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
+    size, room = (tqdm.format_sizeof(count, "B") for count in (needed, free))
     if needed > free:
         raise RunFolderError(
-            f"{missing} samples take about {size(needed)} in {store}, but only {size(free)} are free; choose another "
-            "disk with --store, or write a smaller --count"
+            f"{missing} samples take about {size} in {store}, but only {room} are free; choose another disk with "
+            "--store, or write a smaller --count"
         )
-    return f"{missing} samples to make, about {size(needed)} in {store}; {size(free)} are free"
+    return f"{missing} samples to make, about {size} in {store}; {room} are free"
 
 
 def weights(model: Model, file: str = "model_index.json") -> str:
