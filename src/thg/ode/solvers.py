@@ -134,8 +134,8 @@ class LinearMultistep:
 def lagrange_weights(nodes: Sequence[float], at: float) -> tuple[float, ...]:
     """The value at `at` of each Lagrange polynomial on `nodes`: weights that interpolate."""
     return tuple(
-        math.prod((at - other) / (own - other) for j, other in enumerate(nodes) if j != i)
-        for i, own in enumerate(nodes)
+        math.prod((at - other) / (node - other) for j, other in enumerate(nodes) if j != i)
+        for i, node in enumerate(nodes)
     )
 
 
