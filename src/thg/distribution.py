@@ -18,7 +18,7 @@ __version__ = "0.2.0"
 
 EXTRAS = {  # extra -> the modules that it installs
     "diffusers": ("diffusers", "transformers", "accelerate", "PIL", "tqdm"),
-    "metrics": ("scipy", "pydantic", "platformdirs"),
+    "metrics": ("pydantic",),
     "plots": ("matplotlib",),
     "studio": ("fastapi", "uvicorn"),
     "datasets": ("datasets",),
