@@ -27,7 +27,7 @@ test: $(STAMP) lint  ## everything that CI checks
 test-minimum:  ## a part of the tests with the lowest versions of the dependencies, in a separate environment
 	$(PYTHON) -m venv build/minimum
 	build/minimum/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-minimum.txt \
-		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil
+		-e ".[diffusers,metrics,plots]" pytest hypothesis psutil scipy
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/minimum/bin/python -m pytest -o filterwarnings=default $(MINIMUM)
 
 comfyui:  ## the copy of the core in the folder of the ComfyUI nodes

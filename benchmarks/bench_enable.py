@@ -28,7 +28,7 @@ from thg.bench.methods.baselines import CFGCache, CFGCacheFFT
 from thg.bench.methods.policy import Pilot, PlainCFG, Policy, Prepared
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.samples import load_pipeline, sample
-from thg.environment import environment
+from thg.distribution import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
 from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS

@@ -23,7 +23,7 @@ from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override,
 from thg.bench.run import Runner
 from thg.bench.samples import load_pipeline, load_prompts, sample
 from thg.bench.store import BenchmarkRun
-from thg.environment import environment
+from thg.distribution import environment
 from thg.files import write_atomically
 from thg.processes import Shard
 

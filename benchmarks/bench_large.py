@@ -22,7 +22,7 @@ import diffusers
 import torch
 
 import thg
-from thg.environment import environment
+from thg.distribution import environment
 from thg.files import write_atomically
 
 PLAN = thg.uniform(every=2, corrector=0.7)

@@ -24,12 +24,12 @@ from diffusers.hooks.hooks import CacheContext, _set_cache_context
 
 import thg
 from thg.bench.methods.third_party import CacheDiT, DeepCache, ThirdPartyCache
-from thg.counting import counted_work
-from thg.environment import environment
+from thg.distribution import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr, worst_mean
 from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
 from thg.processes import generators
+from thg.sampling import counted_work
 
 STEPS = 50
 HEAD = """# Beyond twice as fast

@@ -28,7 +28,7 @@ import psutil
 
 from tests.serving_engines import shipped_model, test_sglang, test_vllm_omni
 from tests.serving_engines.server import COLOUR, Server, decibels
-from thg.environment import environment
+from thg.distribution import environment
 from thg.files import write_atomically
 from thg.models.shipped import shipped_path
 

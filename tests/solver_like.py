@@ -9,6 +9,16 @@ from thg.errors import ScheduleError
 from thg.ode.schedulers import kind_of
 from thg.ode.solvers import DPMSolver2, Solver, ddim, euler, lms, plms
 
+METHODS = {
+    "DDIMScheduler": "ddim",
+    "EulerDiscreteScheduler": "euler",
+    "DPMSolverMultistepScheduler": "dpm multistep",
+    "DPMSolverSinglestepScheduler": "dpm singlestep",
+    "LMSDiscreteScheduler": "lms",
+    "PNDMScheduler": "plms",
+    "FlowMatchEulerDiscreteScheduler": "euler",
+}
+
 
 def solver_like(scheduler: Any) -> Solver:
     """The solver that a diffusers scheduler applies, after its `set_timesteps`."""
@@ -20,7 +30,7 @@ def solver_like(scheduler: Any) -> Solver:
                 f"write scheduler = diffusers.{type(scheduler).__name__}.from_config(scheduler.config, {flag}=False)"
             )
     kind = kind_of(scheduler)
-    method = kind.method if kind is not None else None
+    method = METHODS.get(kind.name) if kind is not None else None
     if method == "ddim":
         return ddim()
     if method == "euler":

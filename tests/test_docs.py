@@ -24,7 +24,7 @@ from tests import forked
 from thg.bench.config import load_config, parse_config
 from thg.bench.methods import methods
 from thg.bench.metrics import metric_names
-from thg.bench.samples import Samples, size
+from thg.bench.samples import Samples
 from thg.cli import COMMANDS
 from thg.cli.bench import evaluations
 from thg.cli.parser import command_line
@@ -158,12 +158,18 @@ def test_nothing_recommends_to_install_the_namesake():
 def test_the_map_of_the_code_is_the_tree():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     layout = text.partition("## How the code is laid out")[2].partition("\n## ")[0]
+    picture = [line[4:38].rstrip() for line in layout.splitlines() if line.startswith("    ")]
+    parents, mapped = [], set()
+    for line in picture:
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents = parents[:depth]
+        if line.endswith("/"):
+            parents.append(line.strip(" /"))
+        else:
+            mapped |= {"/".join([*parents, name]) for name in line.split()}
     source = ROOT / "src" / "thg"
-    named = re.findall(r"`(\w+\.py)`", layout)
-    assert len(named) > 10
-    assert not [name for name in named if not list(source.rglob(name))]
-    modules = {path.stem for path in source.glob("[!_]*") if path.is_dir() or path.suffix == ".py"} - {"__pycache__"}
-    assert not [name for name in modules if not re.search(rf"\b{name}\b", layout)]
+    modules = (path.relative_to(source).with_suffix("") for path in source.rglob("*.py"))
+    assert mapped == {module.as_posix() for module in modules if not module.name.startswith("__")}
 
 
 @each_page
@@ -224,7 +230,7 @@ def test_the_costs_of_the_papers_tables_follow_from_their_configurations():
         config = load_config(ROOT / name)
         shape = {"audioldm2": (160_000,), "sd35_large": (3, 1024, 1024)}.get(Path(name).stem, (3, 512, 512))
         sample = Samples(torch.zeros(1, *shape), 16_000 if len(shape) == 1 else None)
-        disk = size(config.count * len(config.methods) * sample.bytes_on_disk())
+        disk = f"{config.count * len(config.methods) * sample.bytes_on_disk() / 1e9:.1f} GB"
         evaluated = evaluations(config)
         assert costs == [str(len(config.methods)), f"{evaluated / 1e6:.3g}", f"{evaluated / 360_000:.3g}", disk], name
 

@@ -19,12 +19,12 @@ SOURCE = Path(thg.__file__).parent
 
 # Left never imports right (names are modules or packages below thg).
 LAYERS = [
-    {"errors", "files", "distribution", "lazy", "processes", "rows", "environment"},
+    {"errors", "files", "distribution", "lazy", "processes", "rows"},
     {"plans"},
     {"ode"},
     {"profiles"},
     {"pipelines"},
-    {"calibration", "models", "prompts", "counting", "serving"},
+    {"calibration", "models", "prompts", "serving"},
     {"media"},
     {"plots", "sampling"},
     {"bench"},
@@ -82,12 +82,10 @@ LAZY = {  # third-party packages that not every installation has, or that take s
     "fastapi",
     "matplotlib",
     "PIL",
-    "platformdirs",
     "safetensors",
     "sglang",
     "vllm_omni",
     "prometheus_client",
-    "scipy",
     "starlette",
     "torch",
     "tqdm",

@@ -1,4 +1,4 @@
-"""One seeded run of a pipeline, as the commands and the studio make it: its results and its cost."""
+"""One seeded run of a pipeline: its results and its cost, and the use of its network, counted in rows or in work."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from thg.counting import Rows, counted_rows, denoisers
 from thg.errors import PlanError, THGError, UnsupportedPipelineError
 from thg.media import Output
 from thg.models.pretrained import accepted
 from thg.pipelines import Summary, enabled, summary
 from thg.pipelines.describe import describe, known_run
+from thg.pipelines.layouts import DENOISERS, Batched, Delegates, Sequential, layout_of
 from thg.plans.planners import Choice
 from thg.plans.run import RunInfo
 
@@ -79,7 +79,7 @@ def sample(pipe: Any, call: dict[str, Any], seeds: Sequence[int], plan: Choice |
 
 
 @contextmanager
-def _counted(pipe: Any) -> Iterator[Rows | None]:
+def _counted(pipe: Any) -> Iterator[Counter | None]:
     """Counts the rows passed to the network; None for a pipeline whose network is unknown."""
     try:
         denoisers(pipe)
@@ -109,3 +109,65 @@ def run_from_picture(pipe: Any, scheduler: Any, steps: int, strength: float) -> 
     if not len(times):
         raise PlanError(f"A strength of {strength:g} leaves none of {steps} steps: take more of either.")
     return describe(scheduler, times)
+
+
+# -- how often the network is used
+
+
+class Counter:
+    """Of rows passed to a network, or of work in its layers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def pop_all(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+@contextmanager
+def counted_rows(pipe: Any) -> Iterator[Counter]:
+    """Counts the rows of each call of the pipeline's denoisers."""
+    rows = Counter()
+
+    def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sample = args[0] if args else kwargs.get("hidden_states", kwargs.get("sample"))
+        rows.count += len(sample) if sample is not None else 0
+
+    with ExitStack() as hooks:
+        for network in denoisers(pipe):
+            hooks.enter_context(network.register_forward_pre_hook(count, with_kwargs=True))
+        yield rows
+
+
+@contextmanager
+def counted_work(pipe: Any) -> Iterator[Counter]:
+    """Counts multiplications in the linear and convolution layers of the denoisers.
+
+    For third-party caches, which skip parts of the network: layers that do not run are not counted.
+    """
+    work = Counter()
+
+    def count(module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        work.count += output.numel() * math.prod(weight.shape[1:])
+
+    kinds = torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d
+    with ExitStack() as hooks:
+        for layer in (layer for network in denoisers(pipe) for layer in network.modules()):
+            if isinstance(layer, kinds):
+                hooks.enter_context(layer.register_forward_hook(count))
+        yield work
+
+
+def denoisers(pipe: Any) -> list[torch.nn.Module]:
+    """The networks of a pipeline that guidance evaluates twice."""
+    layout = layout_of(pipe)
+    if isinstance(layout, Delegates):
+        return [network for part in layout.parts for network in denoisers(getattr(pipe, part))]
+    names = layout.networks if isinstance(layout, Batched | Sequential) else DENOISERS
+    networks = [part for name in names if isinstance(part := getattr(pipe, name, None), torch.nn.Module)]
+    if not networks:
+        raise UnsupportedPipelineError(f"this {type(pipe).__name__} has no denoiser to count")
+    return networks

@@ -31,10 +31,10 @@ from thg.bench.methods.policy import Pilot, PlainCFG
 from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.tables import ConfigError
-from thg.counting import counted_work
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import HareGuide
 from thg.plans.run import RunInfo
+from thg.sampling import counted_work
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
 

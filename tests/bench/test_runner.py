@@ -14,6 +14,8 @@ from PIL import Image
 
 pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
+from diffusers import StableDiffusionPipeline
+
 from tests.bench.runs import (
     METHODS,
     STEPS,
@@ -29,9 +31,10 @@ from tests.bench.runs import (
     silent,
 )
 from tests.calibrate.pipelines import stable_diffusion_3
-from thg.bench.config import override
+from thg.bench.config import Model, override
 from thg.bench.report import _speedup
 from thg.bench.run import Runner
+from thg.bench.samples import load_pipeline, sample
 from thg.bench.store import RunFolderError
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
@@ -322,3 +325,29 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_with_an_error(home, whole):
     assert not list(path.rglob("*.part"))
     quietly(config, path)
     assert pictures(path) == pictures(whole)
+
+
+class TrueGuidance(StableDiffusionPipeline):
+    """As in Flux and Qwen-Image: `guidance_scale` is an input of the network, and `true_cfg_scale` guides."""
+
+    def __call__(
+        self, prompt, num_inference_steps, generator, output_type, guidance_scale=3.5, true_cfg_scale=1.0,
+        negative_prompt=None,
+    ):  # fmt: skip
+        return super().__call__(
+            prompt,
+            num_inference_steps=num_inference_steps,
+            guidance_scale=true_cfg_scale,
+            negative_prompt=negative_prompt,
+            generator=generator,
+            output_type=output_type,
+        )
+
+
+def test_a_pipeline_with_two_scales_is_guided_by_the_one_that_guides():
+    plain = load_pipeline(Model(shipped="eps"), "cpu")
+    pipe = TrueGuidance(**plain.components, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    prompts, negative = ["a dark coat", "a light bag"], Model(shipped="eps", call={"negative_prompt": " "})
+    made = sample(pipe, Model(shipped="eps"), prompts, range(2), 0, 3, 4.0)
+    assert torch.equal(made.values, sample(plain, negative, prompts, range(2), 0, 3, 4.0).values)

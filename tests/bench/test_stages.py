@@ -148,7 +148,7 @@ def test_the_room_is_estimated_and_asked_for_before_the_run(home, tmp_path, monk
     assert said[0].startswith("12 samples to make, about ")
     assert said[-1] == "6 of 6 batches sampled"  # two batches of three methods
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1000))
-    with pytest.raises(RunFolderError, match="only 1 kB are free; choose another disk with --store"):
+    with pytest.raises(RunFolderError, match=r"only 1\.00kB are free; choose another disk with --store"):
         quietly(config(home), tmp_path / "full")
     assert not (tmp_path / "full" / "store" / "series").exists()
 

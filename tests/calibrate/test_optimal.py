@@ -11,8 +11,7 @@ from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import ddim, lagrange_weights
 from thg.plans.leaps import prediction_weights
-from thg.profiles.optimal import leap_costs, optimal_grid
-from thg.profiles.planner import noise_share, output_weight, state_at
+from thg.profiles.planner import leap_costs, noise_share, optimal_grid, output_weight, state_at
 
 ORDERS = pytest.mark.parametrize(
     ("hare_order", "corrector", "slope"),

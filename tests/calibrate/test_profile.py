@@ -11,8 +11,7 @@ from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.run import Response, RunInfo
 from thg.plans.tolerance import PRIOR
-from thg.profiles.optimal import optimal_grids
-from thg.profiles.planner import WORST, Regridded, noise_share
+from thg.profiles.planner import WORST, ProfileOnGrid, noise_share, optimal_grids
 from thg.profiles.profile import About, Constants, Moments
 
 RUN = RunInfo.of(STEPS, SCALE)
@@ -166,10 +165,10 @@ def test_other_step_counts_keep_the_density_of_the_grid(steps):
 
 def test_the_same_grid_is_taken_over_as_it_is():
     profile = made_up()
-    here = Regridded.of(profile, RunInfo.of(50, 5.0))
-    np.testing.assert_allclose(here.gram, profile.gram, rtol=1e-12)
-    by_noise = Regridded.of(profile, replace(RunInfo.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
-    np.testing.assert_allclose(by_noise.places, np.arange(50), atol=1e-6)
+    on_grid = ProfileOnGrid.of(profile, RunInfo.of(50, 5.0))
+    np.testing.assert_allclose(on_grid.gram, profile.gram, rtol=1e-12)
+    by_noise = ProfileOnGrid.of(profile, replace(RunInfo.of(50, 5.0), log_snr=tuple(_log_snr(profile.noise[:-1]))))
+    np.testing.assert_allclose(by_noise.grid_positions, np.arange(50), atol=1e-6)
     np.testing.assert_allclose(noise_share(_log_snr(profile.noise)), profile.noise, atol=1e-12)
 
 
@@ -229,10 +228,10 @@ def test_a_larger_tolerance_takes_fewer_evaluations_and_never_more_than_plain(ru
 def test_a_tolerance_is_that_of_the_predicted_error():
     """The grid is the smallest whose predicted error is small enough, and without the corrector it has more steps."""
     profile, error = made_up(), 0.01
-    here = Regridded.of(profile, RunInfo.of(50, 5.0))
+    on_grid = ProfileOnGrid.of(profile, RunInfo.of(50, 5.0))
 
     def predicted(count, corrected):
-        squares, weights = profile.planner(error=error)._costs(here, corrected=corrected)
+        squares, weights = profile.planner(error=error)._costs(on_grid, corrected=corrected)
         grid = [grid for grid, _ in optimal_grids(weights)][count - 1]
         leaps = zip((-1, *grid), grid, (*grid[1:], 50), strict=False)
         return WORST * sum(squares[i + 1, j, end] for i, j, end in leaps) ** 0.5 / profile.state_norm

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.pipelines.families.case import ddim
-from tests.solver_like import solver_like
+from tests.solver_like import METHODS, solver_like
 from thg.errors import ScheduleError
 from thg.ode.schedulers import SCHEDULERS, adds_noise, by_option, kind_of, options, order_of
 from thg.pipelines.describe import describe, host_copy, scheduler_response
@@ -70,13 +70,13 @@ def test_flow_schedulers_run_on_flows(name):
     assert response(scheduler)[0] is not None
 
 
-@pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if row.method])
+@pytest.mark.parametrize("name", [row.name for row in SCHEDULERS.values() if row.name in METHODS])
 def test_a_solver_of_the_core_has_the_order_of_the_scheduler(name):
     scheduler = made(name)
     assert solver_like(scheduler).order == order_of(scheduler)
 
 
-@pytest.mark.parametrize("name", [row.name for row in LINEAR if not row.method])
+@pytest.mark.parametrize("name", [row.name for row in LINEAR if row.name not in METHODS])
 def test_a_scheduler_without_a_counterpart_is_named(name):
     with pytest.raises(ScheduleError, match=f"{name} has no counterpart"):
         solver_like(made(name))

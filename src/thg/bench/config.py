@@ -267,8 +267,8 @@ def _read_method(values: dict[str, Any], where: str, base: Path, settings: Setti
             )
     except THGError as error:
         raise type(error)(f"method {row.name!r}: {error}") from None
-    own = {"steps": steps, "guidance_scale": scale, "implementation": implementation, "nfe": nfe, "options": options}
-    return Method(**{**vars(row), **own}, reference=reference(cls), code=tables.code_digest(cls))
+    found = {"steps": steps, "guidance_scale": scale, "implementation": implementation, "nfe": nfe, "options": options}
+    return Method(**{**vars(row), **found}, reference=reference(cls), code=tables.code_digest(cls))
 
 
 def _check_methods(config: BenchConfig) -> None:
@@ -287,5 +287,5 @@ def _check_methods(config: BenchConfig) -> None:
 def _check_names(kind: str, names: Any, known: Any, where: str = "") -> None:
     for name in names:
         if name not in known:
-            own = '; your own: "my_metrics.py:MyMetric"' if kind == "metric" else ""
-            raise ConfigError(f"{where}there is no {kind} {name!r}{nearest(name, known)}{own}")
+            hint = '; your own: "my_metrics.py:MyMetric"' if kind == "metric" else ""
+            raise ConfigError(f"{where}there is no {kind} {name!r}{nearest(name, known)}{hint}")

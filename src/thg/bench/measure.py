@@ -21,7 +21,7 @@ from thg.bench.tables import code_digest, digest
 from thg.processes import Shard, batches
 from thg.rows import RowFiles
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 class Measurer:
@@ -76,7 +76,7 @@ class Measurer:
         everything = set(range(self.config.count))
         return {name: left for name in self.measures(series) if (left := everything - series.measured(name).done())}
 
-    def measure_files(self, shard: Shard, progress: Progress) -> None:
+    def measure_files(self, shard: Shard, progress: Say) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, dict[str, Metric]]] = []
@@ -128,7 +128,7 @@ class Measurer:
         return files
 
 
-def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Measurer | None:
+def measure_samples(run: BenchmarkRun, shard: Shard, progress: Say) -> Measurer | None:
     """Does this process's part of the measurements; returns the metrics if nothing is missing any more, else None."""
     reference = run.series()[run.config.reference_method.name]
     done = reference.done()
@@ -143,7 +143,7 @@ def measure_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> Meas
 class Clock:
     """Reports progress: how many units of work are done, and the time left."""
 
-    def __init__(self, progress: Progress, of: int, what: str) -> None:
+    def __init__(self, progress: Say, of: int, what: str) -> None:
         self._progress, self._of, self._what = progress, of, what
         self._done, self._started, self._reported = 0, time.perf_counter(), 0.0
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from thg.bench.config import BenchConfig
-from thg.bench.measure import Measurer, Progress, measure_samples
+from thg.bench.measure import Measurer, Say, measure_samples
 from thg.bench.metrics import MetricError, Scored, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.store import BenchmarkRun, RunFolderError, Series, open_picture
-from thg.environment import environment
+from thg.distribution import environment
 from thg.errors import MissingExtraError
 from thg.files import write_atomically
 from thg.plots.charts import Point, draw_frontier
@@ -235,7 +235,7 @@ def write_report(measurer: Measurer, device: str = "cpu") -> str:
     return numbers
 
 
-def rebuild_report(path: Path, shard: Shard | None = None, progress: Progress = print) -> str | None:
+def rebuild_report(path: Path, shard: Shard | None = None, progress: Say = print) -> str | None:
     """Writes the report again from the store: measures what is missing, without sampling.
 
     None if other processes are still measuring; the last of them writes the report.

@@ -22,7 +22,7 @@ from uuid import uuid4
 import torch
 
 from thg.bench.config import Method
-from thg.bench.measure import Clock, Measurer, Progress
+from thg.bench.measure import Clock, Measurer, Say
 from thg.bench.methods.policy import Pilot
 from thg.bench.methods.third_party import CacheError
 from thg.bench.metrics import Batch, compares_with_plain_cfg
@@ -37,7 +37,7 @@ BACKLOG = 4
 """Batches that may wait to be written."""
 
 
-def make_samples(run: BenchmarkRun, shard: Shard, progress: Progress) -> None:
+def make_samples(run: BenchmarkRun, shard: Shard, progress: Say) -> None:
     """Makes this process's part of the samples."""
     runner = Runner(run, shard, progress) if missing_batches(run, shard) else None
     run.open()
@@ -58,13 +58,13 @@ class Runner:
     What cannot be loaded is an error when a runner is made, before anything is written.
     """
 
-    def __init__(self, run: BenchmarkRun, shard: Shard, progress: Progress, pipe: Any = None) -> None:
+    def __init__(self, run: BenchmarkRun, shard: Shard, progress: Say, pipe: Any = None) -> None:
         self.bench, self.config, self.prompts = run, run.config, run.prompts.prompts
         self.shard, self.progress = shard, progress
         self.pipe = load_pipeline(self.config.model, shard.device) if pipe is None else pipe
-        own = self.pipe.scheduler
+        usual, model_of = self.pipe.scheduler, self.config.model_of
         self.schedulers = {
-            method.name: own if method.scheduler is None else make_scheduler(self.config.model_of(method), own.config)
+            method.name: usual if method.scheduler is None else make_scheduler(model_of(method), usual.config)
             for method in self.config.methods
         }
         self._turn = uuid4().hex[:12]

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from thg.bench.config import BenchConfig, Model
 from thg.bench.tables import ConfigError, nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
-from thg.media import png_bytes, wav_bytes
+from thg.media import Output, png_bytes, wav_bytes
 from thg.models import SHIPPED, shipped_pipeline
-from thg.models.pretrained import pretrained, sampling_rate
+from thg.models.pretrained import call_arguments, pretrained
 from thg.processes import generators
 from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
 
@@ -171,35 +172,16 @@ def sample(
     pipe: Any, model: Model, prompts: list[str], indices: range, seed: int, steps: int, guidance_scale: float
 ) -> Samples:
     """Samples for these prompts; the noise of each depends only on the run's seed and its index."""
-    arguments: dict[str, Any] = {
-        "prompt": [prompts[index] for index in indices],
-        "num_inference_steps": steps,
-        "guidance_scale": guidance_scale,
-        "generator": generators(seed, indices),
-        "output_type": "pt",
-        **model.call,
-    }
+    texts = [prompts[index] for index in indices]
+    call = {"generator": generators(seed, indices), "output_type": "np", **model.call}
     with torch.inference_mode():
-        output = pipe(**arguments)
-    values, rate = getattr(output, "images", None), None
-    if values is None:
-        values, rate = getattr(output, "audios", None), sampling_rate(pipe)
-    if values is None:
-        raise UnsupportedPipelineError(
-            f"{type(pipe).__name__} returns neither images nor audios; the benchmark needs one"
-        )
-    values = torch.as_tensor(values).detach().float().cpu()
+        result = pipe(**call_arguments(pipe, texts, steps=steps, guidance_scale=guidance_scale, **call))
+    output = Output.of(result, pipe)
+    if output.kind == "video":
+        raise UnsupportedPipelineError(f"{type(pipe).__name__} makes videos; this measures pictures and sounds")
+    values = torch.from_numpy(np.stack(output.items)).float()
     if not bool(torch.isfinite(values).all()):
         raise NonFiniteError(f"NaN or infinity in the samples {indices.start} to {indices.stop - 1}; try another dtype")
-    if rate is not None and values.ndim == 3:
-        values = values.mean(1)  # channels of a sound
-    return Samples(values, rate)
-
-
-def size(count: float) -> str:
-    """A number of bytes in readable units."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.{0 if unit in ('bytes', 'kB') else 1}f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    if output.kind == "image":
+        return Samples(values.permute(0, 3, 1, 2))
+    return Samples(values.mean(1) if values.ndim == 3 else values, output.rate)  # without the channels of a sound

@@ -37,9 +37,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from thg.bench.config import BenchConfig, Method, Model, parse_config
-from thg.bench.samples import PromptList, Samples, load_prompts, size
+from thg.bench.samples import PromptList, Samples, load_prompts
 from thg.bench.tables import digest
 from thg.distribution import versions
 from thg.errors import THGError
@@ -52,8 +53,6 @@ DIGITS = 6
 LIBRARIES = ("torch", "diffusers", "transformers")
 NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
 """Parts of thg that do not change a sample; bench/methods does."""
-BLOCK_BYTES, BLOCKS_READ = 1 << 16, 16
-"""Bytes and number of the blocks that are read of a large file, evenly spread."""
 
 
 class RunFolderError(THGError):
@@ -233,12 +232,13 @@ def check_room(store: Path, samples: Samples, missing: int) -> str:
     needed = missing * samples.bytes_on_disk()
     existing = next(folder for folder in (store, *store.resolve().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
+    size, room = (tqdm.format_sizeof(count, "B") for count in (needed, free))
     if needed > free:
         raise RunFolderError(
-            f"{missing} samples take about {size(needed)} in {store}, but only {size(free)} are free; choose another "
-            "disk with --store, or write a smaller --count"
+            f"{missing} samples take about {size} in {store}, but only {room} are free; choose another disk with "
+            "--store, or write a smaller --count"
         )
-    return f"{missing} samples to make, about {size(needed)} in {store}; {size(free)} are free"
+    return f"{missing} samples to make, about {size} in {store}; {room} are free"
 
 
 def weights(model: Model, file: str = "model_index.json") -> str:
@@ -266,21 +266,14 @@ def _folder(folder: Path) -> str:
 
 def _files(paths: Iterable[Path], folder: Path) -> str:
     states = [(path, path.stat()) for path in paths]
-    return digest({path.relative_to(folder).as_posix(): _file(path, s.st_size, s.st_mtime_ns) for path, s in states})
+    return digest({path.relative_to(folder).as_posix(): _content(path, s.st_size, s.st_mtime_ns) for path, s in states})
 
 
 @lru_cache(maxsize=1024)
-def _file(path: Path, size: int, changed: int) -> str:
-    """The digest of a file, of blocks of a large one."""
-    content = hashlib.sha256(str(size).encode())
+def _content(path: Path, size: int, changed: int) -> str:
+    """The digest of a file; size and changed: read it again if they differ."""
     with path.open("rb") as file:
-        if size <= BLOCK_BYTES * BLOCKS_READ:
-            content.update(file.read())
-        else:
-            for number in range(BLOCKS_READ):
-                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS_READ - 1))
-                content.update(file.read(BLOCK_BYTES))
-    return content.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -83,8 +83,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f"{guess} There are: {', '.join(options)}"
 
 
-def unknown(key: str, place: str, known: Iterable[str]) -> str:
-    return f"unknown key {key!r}{f' in {place}' if place else ''}{nearest(key, known)}"
+def unknown(key: str, table: str, known: Iterable[str]) -> str:
+    return f"unknown key {key!r}{f' in {table}' if table else ''}{nearest(key, known)}"
 
 
 KINDS = {
@@ -96,13 +96,13 @@ LIMITS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_
 
 def _sentence(detail: ErrorDetails, table: type, where: str) -> str:
     *parents, key = [part for part in detail["loc"] if isinstance(part, str)] or [""]
-    place = ".".join([where, *parents] if where else parents)
-    name = f"{place}.{key}" if place else key
+    table_name = ".".join([where, *parents] if where else parents)
+    name = f"{table_name}.{key}" if table_name else key
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         for parent in parents:  # the table in which the key was looked up
             table = get_type_hints(table)[parent]
-        return unknown(key, place, keys(table))
+        return unknown(key, table_name, keys(table))
     if kind == "missing":
         return f"{name} is missing"
     if kind == "literal_error":

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.calibration.subjects import Pipeline, Subject, progress_bar, subject_of
+from thg.calibration.targets import Pipeline, Target, progress_bar, target_of
 from thg.errors import ProfileError
 from thg.ode.integrate import Interval
 from thg.ode.schedule import Schedule
@@ -94,18 +94,18 @@ def tune(
     within(error)  # validates the tolerance
     if batch_size < 1:
         raise ProfileError(f"batch_size must be at least 1, not {batch_size}")
-    own = (schedule, x, solver, guidance_interval, unconditional, batched)
-    subject = subject_of(pipe, prompts, steps, guidance_scale, seed, call, layout, *own)
-    rows = RowFolder(None if folder is None else Path(folder), subject.settings() | {"measured": "final states"})
-    start = Tuned(error, 1.0, 1.0, math.inf, subject.samples, subject.steps, subject.guidance_scale)
-    if isinstance(subject, Pipeline):
+    for_denoisers = (schedule, x, solver, guidance_interval, unconditional, batched)
+    target = target_of(pipe, prompts, steps, guidance_scale, seed, call, layout, *for_denoisers)
+    rows = RowFolder(None if folder is None else Path(folder), target.settings() | {"measured": "final states"})
+    start = Tuned(error, 1.0, 1.0, math.inf, target.samples, target.steps, target.guidance_scale)
+    if isinstance(target, Pipeline):
         start = replace(start, **identity(pipe))  # type: ignore[arg-type]  # names and strings of three fields
-    shaped = len(SHAPES) + SHAPED_ROUNDS - 1 if subject.samples >= ENOUGH else 0
+    shaped = len(SHAPES) + SHAPED_ROUNDS - 1 if target.samples >= ENOUGH else 0
     runs = 1 + ROUNDS + shaped
-    most = len(batches(subject.samples, batch_size)) * runs
-    with subject.quiet(), progress_bar(most, "run", "tuning, at most", progress) as advance:
-        tuned = _search(_Compared(subject, batch_size, rows, advance), start)
-    if remember and isinstance(subject, Pipeline):
+    most = len(batches(target.samples, batch_size)) * runs
+    with target.quiet(), progress_bar(most, "run", "tuning, at most", progress) as advance:
+        tuned = _search(_Compared(target, batch_size, rows, advance), start)
+    if remember and isinstance(target, Pipeline):
         tuned.save(place_of(pipe))
     return tuned
 
@@ -180,7 +180,7 @@ def bound(errors: Array) -> float:
 class _Compared:
     """Compares accelerated runs with plain ones; finished runs are kept."""
 
-    subject: Subject
+    target: Target
     batch_size: int
     rows: RowFolder
     advance: Callable[[int], object]
@@ -199,15 +199,15 @@ class _Compared:
 
     def _rows(self, kind: str, planner: Planner) -> Rows:
         """The final states of all samples, their estimated errors, and their evaluations."""
-        for _, samples in self.rows.missing([kind], self.subject.samples, self.batch_size):
+        for _, samples in self.rows.missing([kind], self.target.samples, self.batch_size):
             if not self.rows[kind].has(samples):  # done by another process in the meantime
-                self.rows[kind].add(samples, _run(self.subject, samples, planner))
+                self.rows[kind].add(samples, _run(self.target, samples, planner))
                 self.advance(1)
         return self.rows[kind].read()
 
 
-def _run(subject: Subject, samples: list[int], planner: Planner) -> Rows:
-    output, report = subject.run(samples, planner)
+def _run(target: Target, samples: list[int], planner: Planner) -> Rows:
+    output, report = target.run(samples, planner)
     if "cannot be predicted" in report.note or (report.plan is None and report.note):
         raise ProfileError(f"there is nothing to tune on this {report.pipeline}: {report.note}")
     estimates = report.estimated_error or ()

@@ -215,8 +215,8 @@ class EmojiJudge:
     def ranks(self, pictures: Tensor, asked: list[int], captions: list[str]) -> Tensor:
         """For each picture how many of the captions fit better than the one it was `asked` for; 0 is right."""
         likeness = F.normalize(self.features(pictures), dim=1) @ self.network.of_captions(self.tokens(captions)).T
-        own = likeness.gather(1, torch.tensor(asked)[:, None])
-        return (likeness > own).sum(1)
+        of_asked = likeness.gather(1, torch.tensor(asked)[:, None])
+        return (likeness > of_asked).sum(1)
 
 
 # -- sounds

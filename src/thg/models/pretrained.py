@@ -86,9 +86,9 @@ class Source:
 
     def python(self, pipe: Any) -> list[str]:
         """The Python code that loads the same pipeline. pipe: the loaded one."""
-        place, precision = str(pipe.device), str(pipe.dtype)
+        device, precision = str(pipe.device), str(pipe.dtype)
         if self.model in SHIPPED:
-            arguments = "" if place == "cpu" else f", device={place!r}"
+            arguments = "" if device == "cpu" else f", device={device!r}"
             arguments += "" if precision == "torch.float32" else f", dtype={precision}"
             lines = [f"pipe = thg.shipped_pipeline({self.model!r}{arguments})"]
         else:
@@ -100,7 +100,7 @@ class Source:
                 options += [f"{part}=None" for part in sorted(absent - set(pipe._optional_components))]
             how = ", ".join([repr(self.model), f"torch_dtype={precision}", *options])
             loader = "from_single_file" if self.single else "from_pretrained"
-            lines = [f"from diffusers import {name}", f"pipe = {name}.{loader}({how}).to({place!r})"]
+            lines = [f"from diffusers import {name}", f"pipe = {name}.{loader}({how}).to({device!r})"]
         for number, (path, _) in enumerate(self.lora):
             where = f"{str(path.parent)!r}, weight_name={path.name!r}"
             lines.append(f'pipe.load_lora_weights({where}, adapter_name="lora_{number}")')

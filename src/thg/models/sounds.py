@@ -142,12 +142,12 @@ def _mel(frequency: torch.Tensor) -> torch.Tensor:
 
 @cache
 @torch.inference_mode(False)  # kept, so also used by those who need gradients
-def mel_filters(window: int = WINDOW, mels: int = MELS) -> torch.Tensor:
-    """Triangles of height one, evenly spaced in mel: (window / 2 + 1, mels)."""
-    frequencies = torch.linspace(0.0, SAMPLING_RATE / 2, window // 2 + 1)
+def mel_filters() -> torch.Tensor:
+    """Triangles of height one, evenly spaced in mel: (WINDOW / 2 + 1, MELS)."""
+    frequencies = torch.linspace(0.0, SAMPLING_RATE / 2, WINDOW // 2 + 1)
     highest = float(_mel(torch.tensor(SAMPLING_RATE / 2)))
-    position = _mel(frequencies) / highest * (mels + 1)
-    centres = torch.arange(1, mels + 1)
+    position = _mel(frequencies) / highest * (MELS + 1)
+    centres = torch.arange(1, MELS + 1)
     return (1.0 - (position[:, None] - centres).abs()).clamp(min=0.0)
 
 

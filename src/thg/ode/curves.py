@@ -10,6 +10,7 @@ of x0 and eps, so state and output are two linear equations in two unknowns.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
@@ -82,15 +83,17 @@ def log_snr(alpha: ArrayLike, sigma: ArrayLike) -> Array:
 class NoiseCurve(Protocol):
     """alpha and sigma as functions of time."""
 
+    @abstractmethod
     def levels(self, time: Array) -> tuple[Array, Array]:
         """alpha and sigma at these times."""
 
     def network_time(self, time: float) -> float:
         """The time to pass to the network (clipped to the range of training)."""
+        return time
 
 
 @dataclass(frozen=True)
-class VPCurve:
+class VPCurve(NoiseCurve):
     """The continuous variance-preserving schedule, beta linear from data to noise."""
 
     beta_min: float = 0.1
@@ -103,23 +106,17 @@ class VPCurve:
         log_alpha = -0.25 * share**2 * (self.beta_max - self.beta_min) - 0.5 * share * self.beta_min
         return np.exp(log_alpha), np.sqrt(-np.expm1(2 * log_alpha))
 
-    def network_time(self, time: float) -> float:
-        return time
-
 
 @dataclass(frozen=True)
-class VECurve:
+class VECurve(NoiseCurve):
     """The variance-exploding state x0 + sigma eps of EDM and k-diffusion; its time is sigma."""
 
     def levels(self, time: Array) -> tuple[Array, Array]:
         return np.ones_like(time), time
 
-    def network_time(self, time: float) -> float:
-        return time
-
 
 @dataclass(frozen=True)
-class FlowCurve:
+class FlowCurve(NoiseCurve):
     """Flow matching, the straight path: x = (1 - s) x0 + s eps with s from 0 at data to 1 at noise."""
 
     at_noise: float
@@ -129,12 +126,9 @@ class FlowCurve:
         sigma = (time - self.at_data) / (self.at_noise - self.at_data)
         return 1 - sigma, sigma
 
-    def network_time(self, time: float) -> float:
-        return time
-
 
 @dataclass(frozen=True, eq=False)
-class TableCurve:
+class TableCurve(NoiseCurve):
     """sigma/alpha tabulated over the times of a training schedule and linear in between, as diffusers does it.
 
     times: from data to noise, evenly spaced; the first is that of clean data, one step before the first of training.

@@ -175,7 +175,7 @@ class Guidance:
             output = network(x, node, True)
         return leaps.observe(index, (output,))[0]
 
-    def _visit(self, guide: Visitor, place: int, network: Network, x: Tensor, node: Node) -> None:
+    def _visit(self, guide: Visitor, step: int, network: Network, x: Tensor, node: Node) -> None:
         """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
 
         def evaluate(sample: Tensor, position: float) -> tuple[Term, Term]:
@@ -183,7 +183,7 @@ class Guidance:
             e_c, d = network.terms(sample * self._size(there), there)
             return (e_c,), (d,)
 
-        guide.visit(place, x / self._size(node), node.position, evaluate)
+        guide.visit(step, x / self._size(node), node.position, evaluate)
 
     def _size(self, node: Node) -> float:
         return 1.0 if self.schedule.normal == "flow" else math.hypot(node.alpha, node.sigma)

@@ -47,14 +47,14 @@ def examine(schedule: Schedule, node: Node, x: Tensor, output: Tensor) -> None:
     if count < FEWEST_VALUES or node.alpha > MOST_DATA * node.sigma:
         return
     a, b = x.detach().float(), output.detach().float()
-    own, across, other = torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()]).tolist()
-    if not own:
+    xx, xy, yy = torch.stack([(a * a).sum(), (a * b).sum(), (b * b).sum()]).tolist()
+    if not xx:
         return
-    _examine_state(node, math.sqrt(own / count))
+    _examine_state(node, math.sqrt(xx / count))
     unit = 1 / node.sigma
     expected = schedule.output_content(node)[1] * unit
-    share = across / own
-    uncertain = STANDARD_ERRORS * math.sqrt(max(other / own - share**2, 0.0) / count)
+    share = xy / xx
+    uncertain = STANDARD_ERRORS * math.sqrt(max(yy / xx - share**2, 0.0) / count)
     if not math.isfinite(share + uncertain) or abs(share - expected) < uncertain + 0.5 * unit:
         return
     _complain(schedule, share / unit, expected / unit)

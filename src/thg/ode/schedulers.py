@@ -19,21 +19,19 @@ from thg.ode.curves import Array, FlowCurve, Node, NoiseCurve, Prediction, Table
 from thg.ode.schedule import Schedule
 
 Grid = Literal["alphas", "sigmas", "exploding sigmas"]
-Method = Literal["ddim", "euler", "lms", "plms", "dpm multistep", "dpm singlestep"]
 
 NOISE: tuple[Prediction, ...] = ("epsilon", "v_prediction", "sample")
 FLOW: tuple[Prediction, ...] = ("flow",)
 
 
 @dataclass(frozen=True)
-class Kind:
+class SchedulerKind:
     """One kind of scheduler.
 
     name: its class in diffusers. label: its display name. option: its name on the command line; "" is not offered
     there. order: of its steps, if no `solver_order` is configured. predicts: the kinds of network that it supports.
-    grid: how its noise levels are stored, if they can be read exactly. method: the solver of the core that takes the
-    same steps, if there is one. instead: for a scheduler that adds noise at every step, the most similar one that does
-    not. settings: of a variant: its configuration in addition to the settings of the model.
+    grid: how its noise levels are stored, if they can be read exactly. instead: of one that adds noise at every step,
+    the most similar one that does not. settings: of a variant, in addition to the settings of the model.
 
     All that add no noise are linear in the network's outputs, unless they are configured to clip or threshold.
     """
@@ -44,7 +42,6 @@ class Kind:
     order: int = 1
     predicts: tuple[Prediction, ...] = NOISE
     grid: Grid | None = None
-    method: Method | None = None
     instead: str = ""
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -59,22 +56,22 @@ class Kind:
 
 
 _ROWS = (
-    Kind("DDIMScheduler", "DDIM", "ddim", grid="alphas", method="ddim"),
-    Kind("EulerDiscreteScheduler", "Euler", "euler", grid="exploding sigmas", method="euler"),
-    Kind("DPMSolverMultistepScheduler", "DPM++ 2M", "dpm", 2, NOISE + FLOW, "sigmas", "dpm multistep"),
-    Kind("DPMSolverSinglestepScheduler", "DPM++ 2S", "dpm-single", 2, NOISE, "sigmas", "dpm singlestep"),
-    Kind("UniPCMultistepScheduler", "UniPC", "unipc", 2, NOISE + FLOW, "sigmas"),
-    Kind("DEISMultistepScheduler", "DEIS", "deis", 2, NOISE + FLOW, "sigmas"),
-    Kind("HeunDiscreteScheduler", "Heun", "heun", 2),
-    Kind("KDPM2DiscreteScheduler", "DPM2", "dpm2", 2),
-    Kind("LMSDiscreteScheduler", "LMS", "lms", 4, NOISE, "exploding sigmas", "lms"),
-    Kind("PNDMScheduler", "PNDM", "pndm", 4, ("epsilon", "v_prediction"), "alphas", "plms"),
-    Kind("FlowMatchEulerDiscreteScheduler", "Euler (flow)", "flow-euler", 1, FLOW, "sigmas", "euler"),
-    Kind("FlowMatchHeunDiscreteScheduler", "Heun (flow)", "flow-heun", 2, FLOW),
-    Kind("CogVideoXDDIMScheduler", "DDIM (CogVideoX)"),
-    Kind("EulerAncestralDiscreteScheduler", "Euler a", "euler-a", instead="EulerDiscreteScheduler"),
-    Kind("KDPM2AncestralDiscreteScheduler", "DPM2 a", "dpm2-a", 2, instead="DPMSolverMultistepScheduler"),
-    Kind(
+    SchedulerKind("DDIMScheduler", "DDIM", "ddim", grid="alphas"),
+    SchedulerKind("EulerDiscreteScheduler", "Euler", "euler", grid="exploding sigmas"),
+    SchedulerKind("DPMSolverMultistepScheduler", "DPM++ 2M", "dpm", 2, NOISE + FLOW, "sigmas"),
+    SchedulerKind("DPMSolverSinglestepScheduler", "DPM++ 2S", "dpm-single", 2, NOISE, "sigmas"),
+    SchedulerKind("UniPCMultistepScheduler", "UniPC", "unipc", 2, NOISE + FLOW, "sigmas"),
+    SchedulerKind("DEISMultistepScheduler", "DEIS", "deis", 2, NOISE + FLOW, "sigmas"),
+    SchedulerKind("HeunDiscreteScheduler", "Heun", "heun", 2),
+    SchedulerKind("KDPM2DiscreteScheduler", "DPM2", "dpm2", 2),
+    SchedulerKind("LMSDiscreteScheduler", "LMS", "lms", 4, NOISE, "exploding sigmas"),
+    SchedulerKind("PNDMScheduler", "PNDM", "pndm", 4, ("epsilon", "v_prediction"), "alphas"),
+    SchedulerKind("FlowMatchEulerDiscreteScheduler", "Euler (flow)", "flow-euler", 1, FLOW, "sigmas"),
+    SchedulerKind("FlowMatchHeunDiscreteScheduler", "Heun (flow)", "flow-heun", 2, FLOW),
+    SchedulerKind("CogVideoXDDIMScheduler", "DDIM (CogVideoX)"),
+    SchedulerKind("EulerAncestralDiscreteScheduler", "Euler a", "euler-a", instead="EulerDiscreteScheduler"),
+    SchedulerKind("KDPM2AncestralDiscreteScheduler", "DPM2 a", "dpm2-a", 2, instead="DPMSolverMultistepScheduler"),
+    SchedulerKind(
         "DPMSolverMultistepScheduler",
         "DPM++ 2M SDE",
         "dpm-sde",
@@ -82,21 +79,21 @@ _ROWS = (
         instead="DPMSolverMultistepScheduler",
         settings=(("algorithm_type", "sde-dpmsolver++"),),
     ),
-    Kind("DDPMScheduler", "DDPM", "ddpm", instead="DDIMScheduler"),
-    Kind("DDPMWuerstchenScheduler", "DDPM (Wuerstchen)", instead="DDIMScheduler"),
-    Kind("CogVideoXDPMScheduler", "DPM++ 2M SDE (CogVideoX)", order=2, instead="CogVideoXDDIMScheduler"),
-    Kind("DPMSolverSDEScheduler", "DPM++ SDE", order=2, instead="DPMSolverMultistepScheduler"),
-    Kind("SASolverScheduler", "SA-Solver", order=2, instead="UniPCMultistepScheduler"),
-    Kind("LCMScheduler", "LCM", instead="DDIMScheduler"),
-    Kind("TCDScheduler", "TCD", instead="DDIMScheduler"),
-    Kind("FlowMatchLCMScheduler", "LCM (flow)", predicts=FLOW, instead="FlowMatchEulerDiscreteScheduler"),
+    SchedulerKind("DDPMScheduler", "DDPM", "ddpm", instead="DDIMScheduler"),
+    SchedulerKind("DDPMWuerstchenScheduler", "DDPM (Wuerstchen)", instead="DDIMScheduler"),
+    SchedulerKind("CogVideoXDPMScheduler", "DPM++ 2M SDE (CogVideoX)", order=2, instead="CogVideoXDDIMScheduler"),
+    SchedulerKind("DPMSolverSDEScheduler", "DPM++ SDE", order=2, instead="DPMSolverMultistepScheduler"),
+    SchedulerKind("SASolverScheduler", "SA-Solver", order=2, instead="UniPCMultistepScheduler"),
+    SchedulerKind("LCMScheduler", "LCM", instead="DDIMScheduler"),
+    SchedulerKind("TCDScheduler", "TCD", instead="DDIMScheduler"),
+    SchedulerKind("FlowMatchLCMScheduler", "LCM (flow)", predicts=FLOW, instead="FlowMatchEulerDiscreteScheduler"),
 )
 SCHEDULERS = {row.name: row for row in _ROWS if not row.settings}
 OFFERED = {row.key: row for row in _ROWS if row.option}
 """The schedulers that commands and studio offer."""
 
 
-def kind_of(scheduler: Any) -> Kind | None:
+def kind_of(scheduler: Any) -> SchedulerKind | None:
     """The row of a scheduler of diffusers, or of a subclass of one."""
     return next((SCHEDULERS[base.__name__] for base in type(scheduler).__mro__ if base.__name__ in SCHEDULERS), None)
 
@@ -126,7 +123,7 @@ def options() -> list[str]:
     return sorted(row.option for row in OFFERED.values())
 
 
-def by_option(option: str, flow: bool) -> Kind:
+def by_option(option: str, flow: bool) -> SchedulerKind:
     """The scheduler with this name on the command line, for a flow model or a noise model."""
     rows = {row.option: row for row in OFFERED.values()}
     return rows.get(f"flow-{option}", rows[option]) if flow else rows[option]
@@ -175,7 +172,7 @@ def scheduler_log_snr(scheduler: Any) -> Array:
     )
 
 
-def _readable(scheduler: Any) -> Kind:
+def _readable(scheduler: Any) -> SchedulerKind:
     """The scheduler's kind if its grid can be read exactly; raises an error with the code to write otherwise."""
     given = type(scheduler).__name__
     kind, config = kind_of(scheduler), getattr(scheduler, "config", None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from thg.errors import ScheduleError
 from thg.ode.curves import Node, Prediction, content, express
@@ -105,6 +105,7 @@ class LinearMultistep:
     pseudo: bool = False
     """False: Adams-Bashforth in sigma/alpha (in sigma on the flow path), where the ODE is dx/dsigma = output.
     True: in the position on the fine grid, so with constant weights on it (PLMS)."""
+    stages: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= MAX_ORDER:
@@ -113,10 +114,6 @@ class LinearMultistep:
     @property
     def memory(self) -> int:
         return self.order
-
-    @property
-    def stages(self) -> int:
-        return 1
 
     def works_in(self, normal: Prediction) -> Prediction:
         return normal
@@ -137,8 +134,8 @@ class LinearMultistep:
 def lagrange_weights(nodes: Sequence[float], at: float) -> tuple[float, ...]:
     """The value at `at` of each Lagrange polynomial on `nodes`: weights that interpolate."""
     return tuple(
-        math.prod((at - other) / (own - other) for j, other in enumerate(nodes) if j != i)
-        for i, own in enumerate(nodes)
+        math.prod((at - other) / (node - other) for j, other in enumerate(nodes) if j != i)
+        for i, node in enumerate(nodes)
     )
 
 
@@ -167,14 +164,8 @@ class DPMSolver2:
     singlestep: bool = False
     correction: Literal["midpoint", "heun"] = "midpoint"
     first_order_into: float = math.inf
-
-    @property
-    def order(self) -> int:
-        return 2
-
-    @property
-    def memory(self) -> int:
-        return 2
+    order: ClassVar[int] = 2
+    memory: ClassVar[int] = 2
 
     @property
     def stages(self) -> int:

@@ -65,7 +65,7 @@ def family(name: str) -> str:
     return re.sub(r"[\s,]*\d+( steps)?$", "", name) or name
 
 
-def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSNR to plain CFG, dB") -> bool:
+def draw_frontier(points: list[Point], path: Path, title: str) -> bool:
     """Writes the plot; False if there are fewer than two points to draw."""
     if len(points) < 2:
         return False
@@ -81,7 +81,7 @@ def draw_frontier(points: list[Point], path: Path, title: str, label: str = "PSN
         colour = next(shades.get(policy, greys))
         axes.plot(*zip(*sorted(members), strict=True), label=name, color=colour, marker=next(markers), **look)
     axes.set_xlabel("network evaluations per sample (NFE)")
-    axes.set_ylabel(label)
+    axes.set_ylabel("PSNR to plain CFG, dB")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # outside, where it covers no point

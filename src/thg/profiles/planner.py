@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -31,13 +32,13 @@ from thg.plans.planners import (
 from thg.plans.run import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, check_error, evaluations_within, leap_weights, predictable
 from thg.plans.tolerance import grid as default_grid
-from thg.profiles.optimal import leap_costs, optimal_grids
 
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
 
 Array = NDArray[np.float64]
-Method = Literal["optimal", "algorithm2"]
+Indices = NDArray[np.intp]
+GridMethod = Literal["optimal", "algorithm2"]
 
 WORST = 5.0  # the error that 95 % of runs stay within, over the predicted root mean square
 PRIOR_SHARE = 3.0  # weight of the default's assumptions, where the measured errors have 1
@@ -57,7 +58,7 @@ class ProfilePlanner:
     error: float | None
     nfe: float | None
     rho: float | None
-    method: Method
+    method: GridMethod
     hare_order: int
     corrector: float
     cutoff: int | None
@@ -95,16 +96,16 @@ class ProfilePlanner:
                 "these settings, or use thg.tapered",
                 stacklevel=2,
             )
-        here = Regridded.of(self.profile, run)
-        return self._optimal(here, run) if self.method == "optimal" else self._algorithm2(here, run)
+        on_grid = ProfileOnGrid.of(self.profile, run)
+        return self._optimal(on_grid, run) if self.method == "optimal" else self._algorithm2(on_grid, run)
 
     # -- the whole network leaps
 
-    def _optimal(self, here: Regridded, run: RunInfo) -> Plan:
+    def _optimal(self, on_grid: ProfileOnGrid, run: RunInfo) -> Plan:
         """The grid with the least predicted error for a budget, or the smallest one that keeps the tolerance."""
-        near = here if here.steps <= LONGEST else here.picked(LONGEST)
+        near = on_grid if on_grid.steps <= LONGEST else on_grid.picked(LONGEST)
         wanted = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
-        wanted = round(wanted * near.steps / here.steps)
+        wanted = round(wanted * near.steps / on_grid.steps)
         allowed = 0.0 if self.error is None else (self.error * self.profile.state_norm / WORST) ** 2
         grid = tuple(range(near.steps))
         if predictable(run):
@@ -112,27 +113,27 @@ class ProfilePlanner:
             for grid, _ in islice(optimal_grids(weights), PRIOR.fewest - 1, None):
                 if len(grid) >= wanted or _total(squares, grid) <= allowed:
                     break
-        if near is not here:
+        if near is not on_grid:
             count = len(grid) if self.nfe is None else evaluated_steps(self.nfe, run)
             grid = _stretched(grid, run.steps if len(grid) == near.steps else count, run.steps)
         corrector, order = self.corrector, self.hare_order
         return Plan(run.steps, grid, hare_order=order, corrector=corrector, slope=PRIOR.slope, skips="network")
 
-    def _costs(self, here: Regridded, *, corrected: bool) -> tuple[Array, Array]:
+    def _costs(self, on_grid: ProfileOnGrid, *, corrected: bool) -> tuple[Array, Array]:
         """The predicted square error of each leap, and the weights whose total the grid minimises.
 
         Errors of neighbouring leaps are alike, so their sizes add up rather than their squares. A leap also disturbs
         the next ones, which the prediction does not know and the prior does, so both count.
         """
         squares = leap_costs(
-            here.gram,
-            here.gain,
+            on_grid.gram,
+            on_grid.gain,
             hare_order=self.hare_order,
             corrector=self.corrector if corrected else 0.0,
             slope=PRIOR.slope,
-            positions=here.positions,
+            positions=on_grid.positions,
         )
-        run = here.run()
+        run = on_grid.run()
         usual = default_grid(run, min(run.steps, max(PRIOR.fewest, evaluations_within(DEFAULT_ERROR, run))))
         prior = np.where(np.isfinite(squares), leap_weights(run), np.inf)
         weights = np.sqrt(squares) / max(_total(np.sqrt(squares), usual), TINY)
@@ -144,11 +145,11 @@ class ProfilePlanner:
 
     # -- the paper's
 
-    def _algorithm2(self, here: Regridded, run: RunInfo) -> Plan:
-        if here.hare_scale <= 0:  # guidance is off, or has no hare: nothing can be planned, and nothing will be used
+    def _algorithm2(self, on_grid: ProfileOnGrid, run: RunInfo) -> Plan:
+        if on_grid.hare_scale <= 0:  # guidance is off, or has no hare: nothing can be planned, and nothing will be used
             return Plan(run.steps, (0,), hare_order=self.hare_order)
-        cutoff = None if self.cutoff is None else max(1, here.step_at(self.cutoff))
-        tortoise, hare = (constants.tolist() for constants in here.error_constants())
+        cutoff = None if self.cutoff is None else max(1, on_grid.step_at(self.cutoff))
+        tortoise, hare = (constants.tolist() for constants in on_grid.error_constants())
         order, rho = self.profile.about.order, self.rho
         if self.nfe is not None:  # the smallest rho whose grid comes closest to the budget from below
             evaluations = affordable(self.nfe, run.steps)
@@ -170,8 +171,8 @@ def _total(costs: Array, grid: tuple[int, ...]) -> float:
 def _stretched(grid: tuple[int, ...], count: int, steps: int) -> tuple[int, ...]:
     """`count` steps of a longer run, with the density of a grid over `LONGEST` steps."""
     ends = np.array([*grid, LONGEST]) * steps / LONGEST
-    places = np.interp(np.arange(count) * (len(grid) / count), np.arange(len(ends)), ends)
-    return whole_steps(places, steps)
+    starts = np.interp(np.arange(count) * (len(grid) / count), np.arange(len(ends)), ends)
+    return whole_steps(starts, steps)
 
 
 def same_network(fingerprint: str, network: str) -> bool:
@@ -222,47 +223,47 @@ def output_weights(prediction: Prediction, starts: Array, ends: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Regridded:
+class ProfileOnGrid:
     """A profile at the steps of a run.
 
-    places: of the run's steps on the profile's own grid (step index, may be fractional).
+    grid_positions: of the run's steps on the profile's own grid (step index, may be fractional).
     noise: sigma / (alpha + sigma) at the run's steps and at its end. hare_scale: w - 1 of the run.
     """
 
     profile: Profile
-    places: Array
+    grid_positions: Array
     noise: Array
     positions: Array
     hare_scale: float
 
     @classmethod
-    def of(cls, profile: Profile, run: RunInfo) -> Regridded:
-        own = profile.noise[:-1]
+    def of(cls, profile: Profile, run: RunInfo) -> ProfileOnGrid:
+        levels = profile.noise[:-1]
         positions = np.asarray(run.positions, dtype=np.float64)
         if run.log_snr is not None:
             noise = noise_share(run.log_snr)
-            places = np.interp(-noise, -own, np.arange(profile.steps, dtype=np.float64))
+            at = np.interp(-noise, -levels, np.arange(profile.steps, dtype=np.float64))
         else:
-            places = np.minimum(positions * profile.steps / (positions[-1] + 1), profile.steps - 1)
-            noise = np.interp(places, np.arange(profile.steps), own)
+            at = np.minimum(positions * profile.steps / (positions[-1] + 1), profile.steps - 1)
+            noise = np.interp(at, np.arange(profile.steps), levels)
         w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
         end = profile.noise[-1] if run.end_log_snr is None else noise_share(run.end_log_snr)
-        return cls(profile, places, np.append(noise, end), positions, w - 1)
+        return cls(profile, at, np.append(noise, end), positions, w - 1)
 
     @property
     def steps(self) -> int:
-        return len(self.places)
+        return len(self.grid_positions)
 
     def error_constants(self) -> tuple[Array, Array]:
         """|c_T| and |c_H| at each step, up to a common factor."""
         measured, constants = np.arange(self.profile.steps - 1), self.profile.algorithm3
-        tortoise = np.interp(self.places, measured, constants.tortoise.mean)
-        return tortoise, self.hare_scale * np.interp(self.places, measured, constants.hare.mean)
+        tortoise = np.interp(self.grid_positions, measured, constants.tortoise.mean)
+        return tortoise, self.hare_scale * np.interp(self.grid_positions, measured, constants.hare.mean)
 
     @cached_property
     def gram(self) -> Array:
         """Inner products of the outputs at the run's steps, mean over samples."""
-        weights = np.array([_cubic(place, self.profile.steps) for place in self.places])
+        weights = np.array([_cubic(position, self.profile.steps) for position in self.grid_positions])
         return np.asarray(weights @ self.profile.outputs @ weights.T)
 
     @cached_property
@@ -284,7 +285,7 @@ class Regridded:
         if measured is None:
             return np.ones(self.steps)
         curve = np.polyfit(anchors, np.log(np.maximum(measured, 1e-12)), min(2, len(anchors) - 1))
-        return np.asarray(np.exp(np.polyval(curve, np.clip(self.places, anchors[0], anchors[-1]))))
+        return np.asarray(np.exp(np.polyval(curve, np.clip(self.grid_positions, anchors[0], anchors[-1]))))
 
     def run(self) -> RunInfo:
         """Its steps and noise levels."""
@@ -292,46 +293,172 @@ class Regridded:
             levels = 2 * (np.log1p(-self.noise) - np.log(self.noise))
         return RunInfo(self.steps, tuple(self.positions), log_snr=tuple(levels[:-1]), end_log_snr=float(levels[-1]))
 
-    def picked(self, count: int) -> Regridded:
+    def picked(self, count: int) -> ProfileOnGrid:
         """At fewer steps of the same run, evenly spread."""
         at = np.linspace(0, self.steps - 1, count)
         noise = np.interp(at, np.arange(self.steps + 1), self.noise)
-        return Regridded(
+        return ProfileOnGrid(
             self.profile,
-            np.interp(at, np.arange(self.steps), self.places),
+            np.interp(at, np.arange(self.steps), self.grid_positions),
             np.append(noise, self.noise[-1]),
             np.arange(count, dtype=np.float64),
             self.hare_scale,
         )
 
-    def step_at(self, place: float) -> int:
+    def step_at(self, position: float) -> int:
         """The first step of the run at or beyond a step of the profile's own grid."""
-        return int(np.searchsorted(self.places, place - 1e-9))
+        return int(np.searchsorted(self.grid_positions, position - 1e-9))
 
 
-def _cubic(place: float, size: int) -> Array:
-    """Weights on the profile's steps that interpolate at a place between them, by a cubic through the nearest four."""
+def _cubic(position: float, size: int) -> Array:
+    """Weights on the profile's steps that interpolate between them, by a cubic through the nearest four."""
     count = min(CUBIC, size)
-    first = min(max(math.floor(place) - count // 2 + 1, 0), size - count)
+    first = min(max(math.floor(position) - count // 2 + 1, 0), size - count)
     nodes = list(range(first, first + count))
     row = np.zeros(size)
-    row[nodes] = lagrange_weights([float(n) for n in nodes], place)
+    row[nodes] = lagrange_weights([float(n) for n in nodes], position)
     return row
 
 
 def far_from(profile: Profile, run: RunInfo) -> str:
     """How a run is too different from the measured one, in words; empty if it is not."""
-    distinct, own = len(set(run.positions)), profile.about.guidance_scale
-    w = own if run.guidance_scale is None else run.guidance_scale
-    places = Regridded.of(profile, run).places
-    measured = float(places.max() - places.min()) + 1  # steps between the same noise levels
+    distinct, scale = len(set(run.positions)), profile.about.guidance_scale
+    w = scale if run.guidance_scale is None else run.guidance_scale
+    at = ProfileOnGrid.of(profile, run).grid_positions
+    measured = float(at.max() - at.min()) + 1  # steps between the same noise levels
     far = []
     if not 1 / FAR_STEPS <= distinct / measured <= FAR_STEPS:
         far.append(f"{distinct} steps against {measured:.0f}")
-    if not (own - 1) / FAR_SCALE <= w - 1 <= FAR_SCALE * (own - 1):
-        far.append(f"guidance_scale {w:g} against {own:g}")
+    if not (scale - 1) / FAR_SCALE <= w - 1 <= FAR_SCALE * (scale - 1):
+        far.append(f"guidance_scale {w:g} against {scale:g}")
     if run.log_snr is not None:
         noise, levels = noise_share(run.log_snr), profile.noise[:-1]
         if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
             far.append("noise levels outside the measured range")
     return "; ".join(far)
+
+
+# -- the optimal grid: dynamic programming over the predicted error at the end of the run
+#
+# During a leap, each step k uses a prediction in place of d_k. The solver propagates the difference with the weight
+# gain[k] (its own coefficient, times w-1, times the fraction of the error that remains at the end), so a leap adds the
+# vector sum_k gain[k] (used_k - d_k) to the final latents. All terms are combinations of the d_i, so the mean square of
+# that vector follows from their Gram matrix alone. The errors of different leaps are taken as independent: the cost of
+# a grid is the sum of the squares, and the best grid of each size follows over the last two evaluations.
+
+
+def optimal_grid(
+    gram: Array,
+    gain: Array,
+    evaluations: int,
+    *,
+    hare_order: int,
+    corrector: float = 0.0,
+    slope: float = 1.0,
+    positions: Array | None = None,
+) -> tuple[tuple[int, ...], float]:
+    """The grid with this many evaluations whose predicted final error is smallest, and that error (squared norm).
+
+    gram: <d_i, d_k>, mean over samples. gain: what the final latents feel of an error in d at each step.
+    hare_order, corrector, slope: of the plan. positions: of the steps on the fine grid, if not 0, 1, 2, ...
+    """
+    steps = len(gain)
+    if not 1 <= evaluations <= steps:
+        raise PlanError(f"a grid over {steps} steps has 1 to {steps} evaluations, not {evaluations}")
+    cost = leap_costs(gram, gain, hare_order=hare_order, corrector=corrector, slope=slope, positions=positions)
+    return next(islice(optimal_grids(cost), evaluations - 1, None))
+
+
+def optimal_grids(cost: Array) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The optimal grids with 1, 2, ... evaluations up to all steps, each with its predicted error.
+
+    cost: of each leap, from `leap_costs`.
+    """
+    steps = cost.shape[1]
+    # best[i + 1, j]: least cost of the leaps up to j, with the last evaluations at i and j (i = -1: there is one)
+    best = np.full((steps + 1, steps), np.inf)
+    best[0, 0] = 0.0
+    came_from: list[Indices] = []
+    for _ in range(steps):
+        finished = best + cost[:, :, steps]
+        i, j = np.unravel_index(int(finished.argmin()), finished.shape)
+        yield _traced(came_from, int(i) - 1, int(j)), float(finished[i, j])
+        total = best[:, :, None] + cost[:, :, :steps]  # over (i, j, l), l the next evaluation
+        came_from.append(total.argmin(axis=0))  # for each (j, l), the best i
+        best = np.full_like(best, np.inf)
+        best[1:] = total.min(axis=0)
+
+
+def _traced(came_from: list[Indices], before: int, last: int) -> tuple[int, ...]:
+    """The grid that ends with these two evaluations."""
+    grid = [last]
+    for choices in reversed(came_from):
+        grid.append(before)
+        last, before = before, int(choices[before, last]) - 1
+    return tuple(reversed(grid))
+
+
+def leap_costs(
+    gram: Array,
+    gain: Array,
+    *,
+    hare_order: int,
+    corrector: float = 0.0,
+    slope: float = 1.0,
+    positions: Array | None = None,
+) -> Array:
+    """The mean square error of each leap, [i + 1, j, l]: from j to l, with the evaluation before j at i (-1: none).
+
+    The arguments are those of `optimal_grid`. With P the sum of gain[k] d_k over the steps inside the leap, its error
+    is a d_i + b d_j + c d_l - P; all sums over the inside of a leap are differences of running sums.
+    """
+    steps = len(gain)
+    at = np.arange(steps, dtype=np.float64) if positions is None else np.asarray(positions, dtype=np.float64)
+    values, vectors = np.linalg.eigh(gram)
+    # rows with these inner products, and at the end the one of an evaluation that is not there
+    d = np.vstack([vectors * np.sqrt(np.maximum(values, 0.0)), np.zeros(steps)])
+    running_p = _running(gain[:, None] * d[:-1])
+    running = _running(np.stack([gain, gain * at, gain * at**2], axis=1))
+    cost = np.full((steps + 1, steps, steps + 1), np.inf)
+    for i in range(-1, steps - 1):
+        first, last = (0, 1) if i < 0 else (i + 1, steps)
+        j, end = np.triu_indices(last - first, 1, steps + 1 - first)
+        j, end = j + first, end + first
+        used = _weights(at, i, j, end, (running[end] - running[j + 1]).T, hare_order, corrector, slope)
+        error = running_p[j + 1] - running_p[end]
+        for weights, nodes in zip(used, (np.full_like(j, i), j, end), strict=True):
+            error += weights[:, None] * d[nodes]
+        cost[i + 1, j, end] = np.square(error).sum(axis=1)
+    return cost
+
+
+def _weights(
+    at: Array, i: int, j: Indices, end: Indices, sums: Array, hare_order: int, corrector: float, slope: float
+) -> Array:
+    """What leaps from j to `end` use of d_i, d_j and d_end, after the correction.
+
+    sums: of gain, gain x and gain x^2 over the inside of each leap.
+    """
+    s0, s1, s2 = sums
+    zero, x_j = np.zeros_like(s0), at[j]
+    line = (x_j != at[i]) & (i >= 0 and hare_order == 2)  # two calls at one time have no slope
+    x_i = np.where(line, at[i], x_j - 1)
+    share = np.where(line, slope * (s1 - x_j * s0) / (x_j - x_i), 0.0)
+    predicted = np.stack([-share, s0 + share, zero])
+    x_l = np.append(at, np.nan)[end]  # nothing corrects the last leap
+    apart = (end < len(at)) & (x_l != x_j)
+    x_l = np.where(apart, x_l, x_j + 1)
+
+    def weight(node: Array, p: Array, q: Array) -> Array:
+        """Of one node in the parabola through three."""
+        return np.asarray((s2 - (p + q) * s1 + p * q * s0) / ((node - p) * (node - q)))
+
+    share = (s1 - x_j * s0) / (x_l - x_j)
+    parabola = np.stack([weight(x_i, x_j, x_l), weight(x_j, x_i, x_l), weight(x_l, x_i, x_j)])
+    interpolated = np.where(line, parabola, np.stack([zero, s0 - share, share]))
+    return np.where(apart, (1 - corrector) * predicted + corrector * interpolated, predicted)
+
+
+def _running(values: Array) -> Array:
+    """Sums over the first axis up to, but without, each index: 0 .. N."""
+    return np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, axis=0)])

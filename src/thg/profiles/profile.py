@@ -21,7 +21,7 @@ from thg.ode.curves import Prediction
 from thg.plans.plan import Plan, Skips
 from thg.plans.run import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR
-from thg.profiles.planner import Method, ProfilePlanner, output_weights
+from thg.profiles.planner import GridMethod, ProfilePlanner, output_weights
 
 FORMAT = "thg-profile-2"
 OLD = "thg-profile-1"  # it had the error constants, and the Gram matrix of the guidance terms
@@ -176,7 +176,7 @@ class Profile:
         error: float | None = None,
         nfe: float | None = None,
         rho: float | None = None,
-        method: Method | None = None,
+        method: GridMethod | None = None,
         hare_order: int | None = None,
         corrector: float | None = None,
         cutoff: int | None = None,

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from PIL import Image, UnidentifiedImageError
 
 from thg.calibration import tune
-from thg.counting import denoisers
 from thg.distribution import versions
 from thg.errors import THGError
 from thg.models import SHIPPED
@@ -24,7 +23,7 @@ from thg.models.pretrained import Source, call_arguments
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.profiles.profile import Profile
-from thg.sampling import Sampled, sample, steps_at_cost
+from thg.sampling import Sampled, denoisers, sample, steps_at_cost
 from thg.studio import plans
 from thg.studio.jobs import Cancelled, Emit
 from thg.studio.media import Previews, decibels, for_page

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import thg
-from thg.counting import denoisers
 from thg.errors import THGError
 from thg.models import SHIPPED
 from thg.models.pretrained import Source, accepted, image_to_image
@@ -24,7 +23,7 @@ from thg.plans.run import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, Tuned
 from thg.profiles.planner import require_same_network
 from thg.profiles.profile import Profile, shipped_profile
-from thg.sampling import run_from_picture
+from thg.sampling import denoisers, run_from_picture
 from thg.studio.specs import DefaultSpec, RunRequest, RunSettings
 
 TUNING_SAMPLES = 16

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from thg.counting import counted_rows
 from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
 from thg.plans.run import RunInfo
+from thg.sampling import counted_rows
 
 Counted = Callable[[int], list[float]]
 """counted(size): after a run, the evaluations of each of `size` samples."""

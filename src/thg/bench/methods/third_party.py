@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thg.bench.methods.policy import Counted, Pilot, Policy, Prepared
-from thg.counting import counted_work
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
 from thg.pipelines import enabled
 from thg.plans.planners import tapered
+from thg.sampling import counted_work
 
 
 class CacheError(THGError):

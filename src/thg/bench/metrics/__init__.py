@@ -27,12 +27,11 @@ from typing import Any
 from thg.bench.metrics import package_scripts
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, Scored, SetMetric
 from thg.bench.metrics.fidelity import PSNR, SNR, SSIM, LogMelDistance
-from thg.bench.metrics.judges import Judge, emoji_metrics, garment_metrics, sound_metrics
+from thg.bench.metrics.judges import GarmentJudge, emoji_metrics, garment_metrics, sound_metrics
 from thg.bench.metrics.package_scripts import SCRIPTS, Job
 from thg.bench.tables import from_file, is_file
 from thg.errors import MissingExtraError
-from thg.models.judge import EmojiJudge, SoundJudge
-from thg.models.judge import Judge as ShippedJudge
+from thg.models.judge import EmojiJudge, Judge, SoundJudge
 
 __all__ = [
     "Batch",
@@ -120,7 +119,7 @@ def load_metrics(
     *,
     packages: Mapping[str, str] | None = None,
     base: Path = Path(),
-    judge: Judge | None = None,
+    judge: GarmentJudge | None = None,
 ) -> Loaded:
     """Loads metrics. One whose weights or packages are missing is skipped with the reason.
 
@@ -169,8 +168,8 @@ def _class(name: str, base: Path) -> Any:
     return registered[name].load() if name in registered else FIDELITY.get(name)
 
 
-def _judged(judge: Judge | None = None) -> dict[str, Metric]:
+def _judged(judge: GarmentJudge | None = None) -> dict[str, Metric]:
     """The metrics of the judges, each of which is loaded when one of its metrics is measured."""
-    garments = garment_metrics(cache(ShippedJudge.load) if judge is None else lambda: judge)
+    garments = garment_metrics(cache(Judge.load) if judge is None else lambda: judge)
     metrics = [*garments, *emoji_metrics(cache(EmojiJudge.load)), *sound_metrics(cache(SoundJudge.load))]
     return {metric.name: metric for metric in metrics}

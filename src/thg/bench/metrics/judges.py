@@ -20,7 +20,7 @@ from thg.models.garments import GARMENTS, SYNONYMS, TONE_WORDS, TONES
 from thg.models.judge import EmojiJudge, SoundJudge, SoundVerdict, Verdict
 from thg.models.sounds import Sound, all_sounds, sound_prompt
 
-Judge = Callable[[Tensor, Tensor | None], Verdict]
+GarmentJudge = Callable[[Tensor, Tensor | None], Verdict]
 """Pictures (n, 1, height, width) in [-1, 1] and, where known, the garments that were asked for."""
 
 
@@ -45,7 +45,7 @@ class AsAsked(MeanMetric):
         return [row[~row.isnan()] for row in super().measure(batch)]
 
 
-def garment_metrics(load: Callable[[], Judge]) -> list[Metric]:
+def garment_metrics(load: Callable[[], GarmentJudge]) -> list[Metric]:
     """Share of the pictures with the garment and the tone of their prompt, and the distance from real ones."""
 
     @lru_cache(maxsize=1)

@@ -40,7 +40,7 @@ from thg.profiles.planner import noise_share
 Array = NDArray[np.float64]
 
 
-def subject_of(
+def target_of(
     pipe: Any,
     prompts: Any,
     steps: int | None,
@@ -54,7 +54,7 @@ def subject_of(
     interval: Interval | None,
     unconditional: Any,
     batched: bool,
-) -> Subject:
+) -> Target:
     """From the arguments of `calibrate` and `tune`."""
     if schedule is None and x is None:
         return Pipeline(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
@@ -288,7 +288,7 @@ class OwnDenoiser:
         return nullcontext()
 
 
-Subject = Pipeline | OwnDenoiser
+Target = Pipeline | OwnDenoiser
 
 
 def _count(conditions: Any) -> int:
