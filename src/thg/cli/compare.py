@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     files.save_picture(out, sheet(labels, shown), how)
     for column in columns:
         print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
-    if OURS in results:
+    if OURS in results and results[OURS].nfe < plain.nfe:
         print(_speed(results[OURS], plain))
     print(out)
     if plain.output.kind != "image":
