@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 VERSION = ROOT / "src" / "thg" / "distribution.py"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)\s]+)\)")
+IMAGE = re.compile(r'(<img src=")(?!https?://)')
 
 
 def check(tag: str) -> None:
@@ -36,7 +37,7 @@ def absolute(text: str, home: str, tag: str) -> str:
         picture, words, target = found.groups()
         return f"{picture}[{words}]({home}/{'raw' if picture else 'blob'}/{tag}/{target})"
 
-    return LINK.sub(replaced, text)
+    return IMAGE.sub(rf"\1{home}/raw/{tag}/", LINK.sub(replaced, text))
 
 
 def with_addresses(text: str, home: str) -> str:

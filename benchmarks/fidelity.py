@@ -116,7 +116,7 @@ def _both(psnr: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["eps", "flow"])
+    parser.add_argument("--models", nargs="+", default=["eps", "flow", "emoji"])
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])

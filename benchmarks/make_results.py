@@ -22,6 +22,7 @@ TABLES = {"eps": None, "flow": "shipped_flow"}  # thg bench; without a name the 
 TABLES |= {
     name: name for name in ("shipped_audio", "shipped_emoji_dpm20", "shipped_emoji_dpm30", "shipped_emoji_ddim50")
 }
+TABLES |= {name: name for name in ("converged_eps", "converged_flow", "converged_emoji")}
 SCRIPTS = {"enable": "bench_enable.py", "beyond": "beyond_twice.py", "harness": "bench_harness.py"}
 PARTS = [*TABLES, *SCRIPTS]
 
@@ -44,9 +45,10 @@ HEAD = """# Results
 
 Measured on the models included in thg, by `python benchmarks/make_results.py`, which also writes this page. The parts:
 `thg bench`, `thg bench --config benchmarks/NAME.toml` with the names shipped_flow, shipped_audio, shipped_emoji_dpm20,
-shipped_emoji_dpm30 and shipped_emoji_ddim50, `python benchmarks/bench_enable.py`, `python benchmarks/beyond_twice.py`
-and `python benchmarks/bench_harness.py`. The tables of the paper (`benchmarks/*.toml` with
-SD 1.5, SD 3.5 Large and AudioLDM 2) need a GPU and their weights and have not been run here.
+shipped_emoji_dpm30, shipped_emoji_ddim50, converged_eps, converged_flow and converged_emoji,
+`python benchmarks/bench_enable.py`, `python benchmarks/beyond_twice.py` and `python benchmarks/bench_harness.py`. The
+tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and AudioLDM 2) need a GPU and their
+weights and have not been run here.
 
 Seconds were measured on a virtual machine with two cores and vary by 10 to 20 % from run to run; evaluations and
 fidelity do not vary. On such small networks half a batch takes more than half the time, and the decoder and Python take

@@ -186,6 +186,8 @@ def test_links_lead_to_files_and_sections(page):
         assert path.exists(), f"{page.name} links to {target}"
         if section and path.name != "api.md":  # whose sections are made from the docstrings: above
             assert section in sections(path.read_text()), f"{page.name} links to {target}#{section}"
+    for picture in re.findall(r'<img src="([^"]+)"', page.read_text()):
+        assert (page.parent / picture).is_file(), f"{page.name} shows {picture}"
 
 
 def sections(text: str) -> set[str]:

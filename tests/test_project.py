@@ -63,8 +63,8 @@ def test_hooks_run_what_make_lint_runs():
 def test_on_the_package_index_no_link_is_relative():
     home = "https://host.example/owner/thg"
     text = release().absolute((ROOT / "README.md").read_text(), home, "v1.2.3")
-    targets = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert targets
+    targets = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'src="([^"]+)"', text)]
+    assert f"{home}/raw/v1.2.3/benchmarks/results/eps-frontier.png" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
     assert f"({home}/raw/v1.2.3/docs/demo.png)" in release().absolute("![a](docs/demo.png)", home, "v1.2.3")
     urls = tomllib.loads(release().with_addresses((ROOT / "pyproject.toml").read_text(), home))["project"]["urls"]

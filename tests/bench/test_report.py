@@ -230,7 +230,7 @@ def test_the_magnified_region_is_where_pictures_differ():
 def test_a_sheet_of_colour_pictures_shows_the_named_region_enlarged():
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:10, :10] = (0, 200, 0)
-    columns = [Column(name, "NFE 70", [Image.fromarray(pixels)] * 2) for name in ("CFG", "a long name " * 5)]
+    columns = [Column(name, "70 evaluations", [Image.fromarray(pixels)] * 2) for name in ("CFG", "a long name " * 5)]
     plain = sheet(["one", "two " * 100], columns)
     enlarged = sheet(["one", "two " * 100], columns, [(0, 0, 10, 10), (0, 0, 10, 10)])
     green = [(np.asarray(page) == (0, 200, 0)).all(-1).sum() for page in (plain, enlarged)]

@@ -1,6 +1,7 @@
 """The stages in one process: what is measured stays measured, runs share samples, less can be kept."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -111,12 +112,14 @@ def test_the_check_lists_everything_that_is_missing(home, tmp_path, capsys):
     """Model, prompts and packages in one list, each with what to do."""
     given = config(home).source
     given |= {"model": {"source": "nobody/nothing"}, "prompts": {"file": "absent.csv"}, "metrics": ["psnr", "lpips"]}
+    given |= {"references": {"folder": "pictures"}, "files_from": "hf download nobody/pairs"}
     file = tmp_path / "absent.toml"
     file.write_text(toml({**given, "packages": {"lpips": str(tmp_path / "python")}}))
     assert main(["bench", "--config", str(file), "--out", str(tmp_path / "run"), "--check"]) == 1
     said = capsys.readouterr().out
     assert "missing: the model nobody/nothing: hf download nobody/nothing" in said
-    assert "missing: cannot read the prompt file" in said
+    assert re.search(r"missing: cannot read the prompt file .*: hf download nobody/pairs\n", said)
+    assert f"missing: the reference folder {tmp_path / 'pictures'}: hf download nobody/pairs" in said
     assert "missing: lpips: cannot run" in said
 
 

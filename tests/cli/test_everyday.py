@@ -310,6 +310,18 @@ def test_the_plan_of_a_pipeline_is_the_one_that_the_run_follows(here, folder, st
     assert "--plan cfg has none" in fails(capsys, *words, "--dry-run", "--plan", "cfg")
 
 
+def test_a_plan_without_savings_says_why(capsys):
+    assert main(["generate", "panda", "--dry-run", "--scheduler", "euler-a"]) == 0
+    assert "everything is evaluated: EulerAncestralDiscreteScheduler adds noise" in capsys.readouterr().out
+
+
+def test_a_plan_is_told_in_words(capsys):
+    assert main(["plan", "--steps", "28", "--error", "0.5%"]) == 0
+    assert "the network runs at steps 0, 1, 2, 3, 4," in capsys.readouterr().out
+    assert main(["plan", "sd15"]) == 0
+    assert "hare order 1, boost 1.1, corrector 0\nboth branches run at steps 0, 1," in capsys.readouterr().out
+
+
 def test_the_grids_over_rho_are_indices(capsys):
     assert main(["plan", "eps", "--sweep", "--rho", "1.1"]) == 0
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1.10")]

@@ -101,7 +101,7 @@ def test_the_summary_says_where_a_run_lost_it():
     coarse = (*range(9), *range(15, 20))
     found = run(thg.Plan(STEPS, coarse, skips="network", corrector=0.85)).summary
     assert [end for end, _ in found.lost] == [15]
-    assert "most of it from the leaps that end at step 15 (100%)" in str(found)
+    assert "most of it from the predictions before step 15 (100%)" in str(found)
     spread = run(thg.Plan(STEPS, (*range(0, 20, 2), 19), skips="network")).summary
     assert sum(share for _, share in spread.lost) == pytest.approx(1.0)
     assert [end for end, _ in spread.lost] == list(range(4, 20, 2))

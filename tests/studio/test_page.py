@@ -217,6 +217,8 @@ def test_permalink_brings_everything_back(opened):
 
 def test_cancel_in_the_middle(opened, studio):
     page = opened()
+    set_up(page, seed=40)
+    generate(page)
     set_up(page, seed=41, steps=150)
     with held(studio.engine) as network, studio.client() as client:
         page.click("#generate")
@@ -224,6 +226,8 @@ def test_cancel_in_the_middle(opened, studio):
         page.click("#cancel")
         expect(page.locator("#status")).to_have_text("cancelled")
         expect(page.locator("#pane-plain .count")).to_have_text("stopped")
+        expect(page.locator("#pane-thg .tiles img")).to_have_count(0)  # that of the run before
+        expect(page.locator("#pane-thg .empty")).to_be_visible()
         expect(page.locator("#cancel")).to_be_disabled()
         until(lambda: client.get("/api/queue").json()["running"] is False)
         assert network.calls == 6  # the run ended at the next step

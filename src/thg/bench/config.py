@@ -138,7 +138,10 @@ def slug(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings(Table):
-    """The keys of a configuration, but for its methods."""
+    """The keys of a configuration, but for its methods.
+
+    files_from: where its prompts and references can be had, in words.
+    """
 
     title: str
     steps: Positive
@@ -154,6 +157,7 @@ class Settings(Table):
     networks: dict[str, str] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
     references: References = field(default_factory=References)
+    files_from: str = ""
     sheet: Sheet = field(default_factory=Sheet)
 
     def __post_init__(self) -> None:

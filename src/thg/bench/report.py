@@ -139,10 +139,10 @@ def _note(prepared: dict[str, Any]) -> str:
     if "threshold" in prepared:
         return (
             f"threshold {prepared['threshold']:.6f}, found on {prepared['pilot']} prompts "
-            f"({prepared['nfe_of_pilot']:.2f} evaluations there); NFE is the mean over samples"
+            f"({prepared['nfe_of_pilot']:.2f} evaluations there); evaluations are the mean over samples"
         )
     if "nfe" in prepared:
-        return "NFE counted by the work in the network's layers"
+        return "evaluations counted by the work in the network's layers"
     if "plan" in prepared:
         return f"coarse grid {prepared['plan']['coarse']}"
     return ""
@@ -159,7 +159,7 @@ def table(measured: Measured, metrics: tuple[str, ...]) -> str:
         for name in metrics
     ]
     lines = [
-        "| " + " | ".join(["method", "NFE", "s/sample", "speed-up", "ideal", *heads]) + " |",
+        "| " + " | ".join(["method", "evaluations", "s/sample", "speed-up", "ideal", *heads]) + " |",
         "|" + "---|" + "---:|" * (4 + len(metrics)),
     ]
     groups = list(dict.fromkeys(row.group for row in rows))
@@ -261,7 +261,9 @@ def _sheet(run: BenchmarkRun, measured: Measured) -> bool:
     files = {name: [series[name].file(index) for index in indices] for name in names}
     if not names or not indices or files[names[0]][0].suffix == ".wav":
         return False
-    columns = [Column(name, f"NFE {rows[name].nfe:.0f}", list(map(open_picture, files[name]))) for name in names]
+    columns = [
+        Column(name, f"{rows[name].nfe:.0f} evaluations", list(map(open_picture, files[name]))) for name in names
+    ]
     left, top, right, bottom = config.sheet.region or (0, 0, 0, 0)
     details = [
         (left, top, right, bottom) if right else most_different([column.pictures[row] for column in columns])
@@ -300,10 +302,10 @@ def _markdown(config: BenchConfig, measured: Measured, about: dict[str, str], nu
         "",
         numbers,
         "",
-        "NFE: network evaluations per sample. Speed-up: seconds of plain CFG over those of the method, in batches that "
-        "both made in turns; ideal: the same from NFE. Fidelity metrics compare with plain CFG on the same prompt and "
-        "seed: the mean, and after the slash the mean of the worst 5 % of the samples; identical pictures count as 100 "
-        "dB. Bold: best mean of the group, without plain CFG.",
+        "Evaluations: of the network, per sample. Speed-up: seconds of plain CFG over those of the method, in batches "
+        "that both made in turns; ideal: by the evaluations. Fidelity metrics compare with plain CFG on the same "
+        "prompt and seed: the mean, and after the slash the mean of the worst 5 % of the samples; identical pictures "
+        "count as 100 dB. Bold: best mean of the group, without plain CFG.",
     ]
     lines += [""] if measured.skipped else []
     lines += [f"- No {name}: {reason}" for name, reason in measured.skipped]

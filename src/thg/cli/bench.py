@@ -76,7 +76,7 @@ def evaluations(config: BenchConfig) -> int:
 
 def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
     """Reports what is available, and everything that is missing, before anything runs."""
-    count, missing = evaluations(config), []
+    count, missing, files = evaluations(config), [], list[str]()
     print(f"about {f'{count / 1e6:.3g} million' if count >= 1e6 else f'{count:,}'} network evaluations in all")
     if not weights(config.model):
         missing.append(f"the model {config.model.source}: hf download {config.model.source}")
@@ -87,10 +87,13 @@ def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
         print(f"{benchmark.missing_samples()} samples are still to be made in {benchmark.store}")
         references = reference_files(config)
         if references is not None:
-            missing += [references.complaint] if references.complaint else []
+            files.append(references.complaint)
             print(f"{len(references.paths)} references in {references.folder}")
     except DataError as error:
-        missing.append(str(error))
+        files.append(str(error))
+        if config.references.folder is not None and not config.references.folder.is_dir():
+            files.append(f"the reference folder {config.references.folder}")
+    missing += [f"{what}{config.files_from and ': ' + config.files_from}" for what in files if what]
     loaded = load_metrics(config.metrics, packages=config.packages, base=config.base)
     missing += [f"{name}: {reason}" for name, reason in loaded.skipped]
     for metric in loaded.of_packages:

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     files.save_picture(out, sheet(labels, shown), how)
     for column in columns:
         print(f"{column.title:28s} {column.caption.replace(chr(10), '   ')}")
+    if OURS in results and results[OURS].nfe < plain.nfe:
+        print(_speed(results[OURS], plain))
     print(out)
     if plain.output.kind != "image":
         print(_save_all(out, results))
@@ -121,6 +123,12 @@ def _results(pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: lis
     return {title: Sampled.joined(parts) for title, parts in made.items()}
 
 
+def _speed(ours: Sampled, plain: Sampled) -> str:
+    """The speed-up, and the one that the evaluations allow."""
+    measured, ideal = plain.seconds / ours.seconds, plain.nfe / ours.nfe
+    return f"thg is {measured:.2f} times as fast, and {ideal:.2f} times by its evaluations"
+
+
 def _surprise(ours: Sampled, plain: Sampled, steps: int) -> str:
     """Why thg does not look better than plain CFG, if it does not."""
     if ours.nfe >= plain.nfe:
@@ -139,7 +147,7 @@ def _with_difference(column: Column, plain: Column, kind: str) -> list[Column]:
 
 
 def _column(title: str, result: Sampled, plain: Sampled) -> Column:
-    caption = f"{result.nfe} evaluations   {result.seconds:.2f} s"
+    caption = f"{result.nfe} evaluations   {result.seconds / len(result.output.items):.2f} s"
     if result is not plain:
         decibels = result.output.decibels(plain.output)
         worst = f", worst {mean_psnr([min(decibels)]):.1f}" if len(decibels) > 1 else ""

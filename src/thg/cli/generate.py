@@ -14,6 +14,7 @@ from thg.cli.sampling import Progress
 from thg.errors import THGError, UnsupportedPipelineError
 from thg.models.pretrained import sampling_rate
 from thg.pipelines import preview
+from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
 from thg.plans.planners import Choice, Planned, guide_maker
 from thg.processes import batches
@@ -74,12 +75,14 @@ def _preview(args: argparse.Namespace, pipe: Any, plan: Choice | bool) -> str:
     steps, scale = pipelines.steps_of(args, pipe), pipelines.guidance_of(args, pipe)
     if args.image is None:
         shown = preview(pipe, choice, steps=steps, guidance_scale=scale)
+        run = known_run(copy.deepcopy(pipe.scheduler), steps)
     else:
         run = run_from_picture(pipe, copy.deepcopy(pipe.scheduler), steps, args.strength)
         maker = guide_maker(choice or remembered(pipe))
         assert isinstance(maker, Planned)
         shown = maker.planner.plan(replace(run, guidance_scale=scale, network=fingerprint(pipe)))
-    return f"{type(pipe.scheduler).__name__}\n{shown}"
+    noise = f"\neverything is evaluated: {run.no_response}, and noise cannot be predicted" if run.adds_noise else ""
+    return f"{type(pipe.scheduler).__name__}\n{shown}{noise}"
 
 
 def _default_out(kind: str, count: int, force: bool) -> Path:

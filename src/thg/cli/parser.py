@@ -72,7 +72,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
 
 
-@_command("compare", "compare.run", "the same seeds with plain CFG, the paper's plan and ours, side by side")
+@_command("compare", "compare.run", "the same seeds without thg and with it, side by side, and the differences")
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="+", help="what to make; a row of pictures for each prompt and seed")
     _demo(parser)
@@ -84,7 +84,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
 
 
-@_command("plan", "plan.run", "show a plan, or the plan that a profile gives")
+@_command("plan", "plan.run", "show at which steps the network would run")
 def _plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(

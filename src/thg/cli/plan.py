@@ -41,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(profile if profile is not None else f"num_inference_steps={plan.steps}")
         print(plan)
-        print(f"hare order {plan.hare_order}, boost {plan.boost:g}, corrector {plan.corrector:g}")
-        runs = "everything runs" if plan.skips == "network" else "both branches run"
-        print(f"{runs} at {', '.join(map(str, _evaluated(plan)))}")
+        print(_details(plan))
         if given is not plan:
             print(SCHEDULER)
     if args.plot is not None and profile is not None:
@@ -71,6 +69,18 @@ def _read(path: Path) -> Plan | Profile:
         raise PlanError(f"{path} is neither a plan nor a profile: it is not a text file") from None
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
+
+
+def _details(plan: Plan) -> str:
+    """When and how a plan predicts, in words; the paper's words for the paper's kind of plan."""
+    steps = ", ".join(map(str, _evaluated(plan)))
+    if plan.skips == "network":
+        source = "a line through the last two outputs" if plan.hare_order == 2 else "the last output"
+        return f"the network runs at steps {steps}\nelsewhere {source} predicts it, corrector {plan.corrector:g}"
+    return (
+        f"hare order {plan.hare_order}, boost {plan.boost:g}, corrector {plan.corrector:g}\n"
+        f"both branches run at steps {steps}"
+    )
 
 
 # -- options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +67,7 @@ class Summary:
         if sum(share for _, share in worst) < 0.5:
             return ""
         steps = ", ".join(f"{end} ({share:.0%})" for end, share in sorted(worst) if share >= 0.1)
-        return f"; most of it from the leaps that end at step {steps}"
+        return f"; most of it from the predictions before step {steps}"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -96,9 +95,7 @@ class Summary:
 
 
 def _shown(errors: tuple[float, ...]) -> str:
-    worst = max(errors)
-    decibels = f", {-20 * math.log10(worst):.0f} dB below the latents" if worst > 0 else ""
-    return f"{worst:.1%}{decibels}" + (f" (the worst of {len(errors)})" if len(errors) > 1 else "")
+    return f"{max(errors):.1%}" + (f" (the worst of {len(errors)})" if len(errors) > 1 else "")
 
 
 def lost_in(found: tuple[list[int], Any] | None) -> tuple[tuple[int, float], ...]:

@@ -80,7 +80,7 @@ def draw_frontier(points: list[Point], path: Path, title: str) -> bool:
         look = {"linewidth": 1.0, "zorder": 2} if other else {"linewidth": 2.0, "zorder": 3}
         colour = next(shades.get(policy, greys))
         axes.plot(*zip(*sorted(members), strict=True), label=name, color=colour, marker=next(markers), **look)
-    axes.set_xlabel("network evaluations per sample (NFE)")
+    axes.set_xlabel("network evaluations per sample")
     axes.set_ylabel("PSNR to plain CFG, dB")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)

@@ -31,6 +31,7 @@ class Pane {
 
   begin(count) {
     this.empty.hidden = true;
+    this.current = false; // does it show this run, or still the one before?
     this.progress.value = 0;
     this.count.textContent = "waiting";
     this.started = null;
@@ -44,11 +45,14 @@ class Pane {
     const each = (performance.now() - this.started.at) / (step - this.started.step);
     const left = Math.round(((of - step) * each) / 1000);
     this.count.textContent = `step ${step} of ${of}${left >= 1 && Number.isFinite(left) ? `, ${left} s left` : ""}`;
-    if (previews) this.tiles.preview(previews.map(previewOf), `${LABELS[this.side]}, step ${step}`);
+    if (!previews) return;
+    this.current = true;
+    this.tiles.preview(previews.map(previewOf), `${LABELS[this.side]}, step ${step}`);
   }
 
   done(side, prompt) {
     this.empty.hidden = true;
+    this.current = true;
     this.progress.value = 1;
     this.count.textContent = side.remembered ? "reused" : "done";
     this.tiles.show(side.items, `${LABELS[this.side]}: ${prompt}`);
@@ -66,6 +70,9 @@ class Pane {
   stopped() {
     this.tiles.idle();
     if (this.progress.value < 1) this.count.textContent = "stopped";
+    if (this.current) return;
+    this.tiles.clear();
+    this.empty.hidden = false;
   }
 }
 

@@ -48,6 +48,11 @@ export class Tiles {
     for (const tile of this.element.children) tile.classList.remove("working");
   }
 
+  clear() {
+    freeSounds(this.element);
+    this.element.replaceChildren();
+  }
+
   // A picture that the next one will replace.
   preview(items, label) {
     this.#prepare(items.length);
