@@ -20,7 +20,7 @@ Vector = list[float]
 Step = Callable[[int, Vector, Vector], Vector]  # (index, state, output of the network) -> the next state
 
 VECTORS = Path(__file__).parents[1] / "docs" / "test_vectors.json"
-LONGEST_LEAP, NEGLIGIBLE, SMALLEST_RESPONSE = 8, 0.05, 0.02
+LONGEST_LEAP, NEGLIGIBLE, SMALLEST_RESPONSE, WEAK = 8, 0.05, 0.02, 0.1
 
 
 # -- samplers: how far a step moves the state, from the noise level sigma / alpha before and after it
@@ -192,7 +192,8 @@ def gains(matrix: list[Vector], start: int, missed: list[dict[int, float]]) -> l
     found: list[Vector] = []
     for i in range(len(missing)):
         own = matrix[end + i][end + i]
-        gain = [value / own if own else 0.0 for value in missing[i]]
+        following = matrix[end + i + 1][end + i + 1] if end + i + 1 < len(matrix) else 0.0
+        gain = [value / own if abs(own) > WEAK * abs(following) else 0.0 for value in missing[i]]
         for later, row in enumerate(matrix[end:]):
             missing[later] = added(1.0, missing[later], -row[end + i], gain)
         found.append(gain)

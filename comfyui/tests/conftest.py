@@ -44,7 +44,7 @@ def load_pack():
 
 load_pack()
 from http_server import Server  # noqa: E402
-from shipped import Shipped  # noqa: E402
+from shipped import Flux, Shipped  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +60,11 @@ def flow():
 @pytest.fixture(scope="session")
 def emoji():
     return Shipped.load("emoji")
+
+
+@pytest.fixture(scope="session")
+def flux():
+    return Flux()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from pack.nodes import TortoiseHareGuidance, TortoiseHareReport
 STEPS = 20
 PROMPTS = ("a dark ankle boot", "a light dress", "a medium grey bag")
 EMOJI = ("panda", "red apple", "robot")
-CFG = {"eps": 5.0, "flow": 4.0, "emoji": 5.0}
+CFG = {"eps": 5.0, "flow": 4.0, "emoji": 5.0, "flux": 1.0}
 
 
 @dataclass

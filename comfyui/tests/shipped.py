@@ -1,5 +1,5 @@
 """The shipped models in ComfyUI: the noise-predicting one in its own UNet, the flow in its own MMDiT, and the emoji
-model, which has layers that ComfyUI's UNet has not, as the network of diffusers.
+model, which has layers that ComfyUI's UNet has not, as the network of diffusers. And a small FLUX with random weights.
 """
 
 from __future__ import annotations
@@ -51,6 +51,25 @@ MMDIT = {
     "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 96, "out_features": 128}},
     "dtype": torch.float32,
 }
+FLUX = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 32,
+    "context_in_dim": 32,
+    "hidden_size": 64,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "axes_dim": [8, 12, 12],
+    "theta": 10_000,
+    "patch_size": 2,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+    "dtype": torch.float32,
+}
 HEADS = 4  # ComfyUI's MMDiT takes 64 channels a head for granted
 
 
@@ -72,6 +91,10 @@ class FlowConfig(comfy.supported_models.SD3):
     unet_config = {}  # noqa: RUF012
     sampling_settings = {"shift": 1.0}  # noqa: RUF012
     latent_format = comfy.latent_formats.LatentFormat
+    custom_operations = comfy.ops.disable_weight_init
+
+
+class FluxConfig(comfy.supported_models.Flux):
     custom_operations = comfy.ops.disable_weight_init
 
 
@@ -185,3 +208,30 @@ class Shipped:
         vae = self.pipe.vae
         shift = vae.config.shift_factor or 0.0
         return (vae.decode(latents / vae.config.scaling_factor + shift).sample / 2 + 0.5).clamp(0, 1)
+
+
+class Flux:
+    """ComfyUI's FLUX, small and with random weights: distilled guidance, cfg 1. Its latents are its pictures."""
+
+    name = "flux"
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        model = FluxConfig(FLUX).get_model({}, device=CPU)
+        for name, weight in model.diffusion_model.named_parameters():
+            if "norm" in name:
+                weight.data.fill_(1.0)
+            else:
+                weight.data.normal_(std=0.5 / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 0.1)
+        self.model = comfy.model_patcher.ModelPatcher(model, CPU, CPU)
+
+    def encode(self, prompt: str) -> list[Any]:
+        random = torch.Generator().manual_seed(len(prompt))
+        pooled = {"pooled_output": torch.randn(1, 32, generator=random), "guidance": 3.5}
+        return [[torch.randn(1, 6, 32, generator=random), pooled]]
+
+    def empty(self, batch: int = 1) -> dict[str, torch.Tensor]:
+        return {"samples": torch.zeros(batch, 16, 8, 8)}
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return latents

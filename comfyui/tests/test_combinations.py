@@ -3,6 +3,7 @@
 import comfy.samplers
 import pytest
 import torch
+from pack.session import SETTLING
 from sampling import PROMPTS, call, compared, custom, ksampler, psnr, report, strip, with_thg
 
 STEPS = 30
@@ -91,3 +92,55 @@ def test_every_guider_leaps(eps, name):
     print(f"\n{name} {found:.1f} dB, {report(ours).splitlines()[0]}")
     assert found > ALIKE
     assert strip(ours).count("●") < 0.75 * STEPS
+
+
+class Switching(comfy.samplers.CFGGuider):
+    """As Adaptive Guidance does: without guidance once both prompts agree. It remembers where that was."""
+
+    switched = 0.0
+
+    def predict_noise(self, x, timestep, model_options={}, seed=None):  # noqa: B006
+        names = ("positive",) if self.switched else ("positive", "negative")
+        conds = [self.conds[name] for name in names]
+        outputs = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, model_options)
+        if self.switched:
+            return outputs[0]
+        if torch.cosine_similarity(*(part.flatten() for part in outputs), dim=0) > 0.99:
+            self.switched = float(timestep[0])
+        return outputs[1] + 5.0 * (outputs[0] - outputs[1])
+
+
+@pytest.mark.parametrize("name", ["eps", "flow"])
+def test_a_guider_that_switches_by_what_it_sees(name, request):
+    shipped = request.getfixturevalue(name)
+    guiders = [Switching(model) for model in (shipped.model, with_thg(shipped.model))]
+    for guider in guiders:
+        guider.set_conds(shipped.encode(PROMPTS[0]), shipped.encode(""))
+    plain, ours = (custom(shipped, guider, STEPS) for guider in guiders)
+    schedule = shipped.model.get_model_object("model_sampling")
+    sigmas = comfy.samplers.calculate_sigmas(schedule, "normal", STEPS)[:-1]
+    switch = int((sigmas >= guiders[1].switched - 1e-4).sum())
+    assert 0 < switch < STEPS - SETTLING
+    assert strip(ours)[switch : switch + SETTLING] == "●" * SETTLING
+    assert "○" in strip(ours)
+    assert psnr(shipped.decode(ours), shipped.decode(plain)) > ALIKE
+
+
+class Remembering(NegativeFirst):
+    """Adds a part of what it returned before."""
+
+    before = None
+
+    def predict_noise(self, x, timestep, model_options={}, seed=None):  # noqa: B006
+        now = super().predict_noise(x, timestep, model_options, seed)
+        self.before = now if self.before is None else now + 0.1 * (now - self.before)
+        return self.before
+
+
+def test_a_guider_that_remembers_is_all_evaluated(eps):
+    guiders = [Remembering(model) for model in (eps.model, with_thg(eps.model))]
+    for guider in guiders:
+        guider.set_conds(eps.encode(PROMPTS[0]), eps.encode(""))
+    plain, ours = (custom(eps, guider, STEPS) for guider in guiders)
+    assert torch.equal(ours, plain)
+    assert "another node remembers what was evaluated before" in report(ours)

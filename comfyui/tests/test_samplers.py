@@ -118,6 +118,15 @@ def test_without_guidance(name, sampler, request):
     assert result.psnr > ALIKE
 
 
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
+def test_a_flux_with_distilled_guidance(flux, sampler):
+    result = compared(flux, flux.model, sampler=sampler, scheduler="simple", steps=20)
+    print(f"\nflux {sampler} {result}")
+    assert set(result.plain.calls) == {1}, "one branch"
+    assert result.share < 0.7
+    assert result.error < 0.01
+
+
 def third_party(model, x, sigmas, extra_args=None, callback=None, disable=None):
     """Euler's method in the way of other packs (RES4LYF): it looks at the model's parts, its device, its conditions and
     its configuration, and writes into the options."""

@@ -1,7 +1,8 @@
 """The state of a call: what changes the guided prediction besides time. When it changes, predictions start anew.
 
-The guidance scale, the active conditions with their ControlNets and hooks, and the patches of other nodes that begin or
-end at a noise level. What such a patch remembers from one evaluation to the next is no state: it cannot be predicted.
+The numbers of the guider (its scale, or where it has switched), the active conditions with their ControlNets and hooks,
+and patches of other nodes that begin or end at a noise level. What a guider or a patch remembers from one evaluation to
+the next is no state: it cannot be predicted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST = 0.8  # of the picture
 def state(guider: Any, model_options: dict[str, Any], sigma: float) -> tuple[Any, ...]:
     conditions = getattr(guider, "conds", {})
     return (
-        getattr(guider, "cfg", None),
+        *((name, value) for name, value in vars(guider).items() if isinstance(value, numbers.Real)),
         *((name, _active(condition, sigma)) for name, condition in conditions.items()),
         *(sigma >= limit for function in functions(model_options) for limit in _limits(function)),
     )
@@ -64,10 +65,11 @@ def _entries(condition: list[dict[str, Any]], sigma: float) -> Iterator[dict[str
             yield entry
 
 
-def memory(model_options: dict[str, Any], shape: tuple[int, ...]) -> set[tuple[Tensor, int]]:
-    """What other nodes remember: tensors in the shape of the latents, with the number of times they were written."""
+def memory(guider: Any, model_options: dict[str, Any], shape: tuple[int, ...]) -> set[tuple[Tensor, int]]:
+    """What the guider and other nodes remember: tensors in the shape of the latents, with the number of times that they
+    were written."""
     found = set()
-    todo: list[Any] = [model_options, *map(_variables, functions(model_options))]
+    todo: list[Any] = [vars(guider), model_options, *map(_variables, functions(model_options))]
     while todo:
         item = todo.pop()
         if isinstance(item, dict):

@@ -15,14 +15,16 @@ SKIPPING = {  # in the names of their functions, packs and options, in lower cas
     "spectrum": "Spectrum",
 }
 CACHE = "cache"  # in the name of a function: one that is not listed
-PARTLY = "SkipLayer"  # changes the prediction in a part of the run
-SWITCHES = "Skip Layer Guidance switches on and off within the run, which cannot be predicted"
+JUMPS = {  # in the names of functions and guiders: what cannot be predicted
+    "SkipLayer": "Skip Layer Guidance switches on and off within the run, which cannot be predicted",
+    "GeometricCFG": "Geometric CFG takes powers of signed numbers, which jump where a sign changes",
+}
 
 
-def obstacle(model_options: dict[str, Any]) -> str:
-    """Why no call may be skipped with these options; empty if they may."""
+def obstacle(guider: Any, model_options: dict[str, Any]) -> str:
+    """Why no call may be skipped with this guider and these options; empty if they may."""
     options, all_functions = model_options.get("transformer_options", {}), list(functions(model_options))
-    names = [*map(_name, all_functions), *map(str, options)]
+    names = [_name(guider), *map(_name, all_functions), *map(str, options)]
     names += [str(key) for wrappers in options.get("wrappers", {}).values() for key in wrappers]
     packs = [str(getattr(function, "__module__", "")).split("custom_nodes")[-1] for function in all_functions]
     text = " ".join([*names, *packs]).lower()
@@ -30,7 +32,7 @@ def obstacle(model_options: dict[str, Any]) -> str:
     found = found or next((name for name in map(_name, all_functions) if CACHE in name.lower()), None)
     if found:
         return f"{found} is on, which skips by itself; remove one of the two nodes"
-    return SWITCHES if any(PARTLY in name for name in names) else ""
+    return next((reason for part, reason in JUMPS.items() if any(part in name for name in names)), "")
 
 
 def functions(model_options: dict[str, Any]) -> Iterator[Any]:

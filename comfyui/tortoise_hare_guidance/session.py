@@ -79,7 +79,7 @@ class Session:
         self._schedule = guider.model_patcher.get_model_object("model_sampling")
         started, ends_clean = time.perf_counter(), not sigmas[-1]  # uni_pc writes into its noise levels
         try:
-            if reason := obstacle(extra_args["model_options"]):
+            if reason := obstacle(guider, extra_args["model_options"]):
                 raise ScheduleError(reason)
             self._begin(guider, DryRun(executor.class_obj, sigmas, guider, extra_args.get("seed")), noise.shape)
         except (ScheduleError, PlanError) as error:
@@ -114,7 +114,7 @@ class Session:
         space = Space(self._schedule, x, timestep, self._calls.units[call])
         if call < self._settled or any(leaps.evaluates(call) for leaps in self._leaps):
             self.marks += EVALUATED
-            random, remembered = _random_state(x), memory(model_options, x.shape)
+            random, remembered = _random_state(x), memory(guider, model_options, x.shape)
             evaluated = formula.evaluated(lambda options: executor(x, timestep, options, *args, **kwargs))
             outputs = [space.output(part) for part in evaluated]
             used = [leaps.observe(call, (output,))[0] for leaps, output in zip(self._leaps, outputs, strict=True)]
@@ -122,7 +122,7 @@ class Session:
             denoised = evaluated if same else [space.denoised(part) for part in used]
             if not all(map(torch.equal, random, _random_state(x))):
                 self._plain(RANDOM, call)
-            if not remembered <= memory(model_options, x.shape):
+            if not remembered <= memory(guider, model_options, x.shape):
                 self._plain(MEMORY, call)
         else:
             self.marks += SKIPPED

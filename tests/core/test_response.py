@@ -116,6 +116,15 @@ def test_a_call_without_effect_carries_nothing():
     assert Response(np.zeros((3, 3))).corrections(0, np.ones((2, 1))).tolist() == [[0.0]]
 
 
+def test_a_call_with_little_effect_carries_nothing():
+    """Some starts of multistep methods evaluate twice at almost the same time: the correction was sixty times what was
+    missing, and the run went astray (29 dB instead of 55)."""
+    matrix = np.tril(np.broadcast_to([1.0, 1.0, 0.02, 1.0, 1.0], (5, 5)))
+    assert Response(matrix).corrections(1, np.ones((1, 1))).tolist() == [[0.0], [1.0]]
+    smaller = np.tril(np.broadcast_to(0.05 ** np.arange(5), (5, 5)))  # the steps of such a run, and not one call
+    assert Response(smaller).corrections(1, np.ones((1, 1)))[0] == pytest.approx([20.0])
+
+
 def test_without_a_response_there_is_no_correction():
     terms = [torch.tensor([float(i * i)]) for i in range(6)]
 

@@ -27,6 +27,7 @@ REMEMBERED = 0.05  # share of an output's effect that changes in later calls, ab
 ADDS_NOISE = "adds noise"  # why a solver has no response
 CLIPS = "is not linear with this configuration (it clips or thresholds)"
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
+WEAK = 0.1  # share of the next call's effect below which a call carries no correction, which would be a large multiple
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +105,13 @@ class Response:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
         j = first + len(amounts)
         diagonal = np.diagonal(self.matrix)[j:]
+        carries = np.abs(diagonal) > WEAK * np.abs(np.append(diagonal[1:], 0.0))
         final = self.matrix[-1, j:]
         missing = self.matrix[j:, first:j] @ amounts
         tolerance = NEGLIGIBLE * np.abs(missing).max(initial=0.0)
         corrections: list[Array] = []
         for n in range(len(missing)):
-            c = missing[n] / diagonal[n] if diagonal[n] else np.zeros_like(missing[n])
+            c = missing[n] / diagonal[n] if carries[n] else np.zeros_like(missing[n])
             missing -= np.outer(self.matrix[j:, j + n], c)
             corrections.append(c)
             if np.abs(missing[n + 1 :]).max(initial=0.0) <= tolerance:
