@@ -38,7 +38,7 @@ test-comfyui:  ## the ComfyUI nodes in a real ComfyUI, in a separate environment
 	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/ComfyUI $(IN_COMFYUI) comfyui/tests
 	test ! -e build/comfyui/ready || COMFYUI=build/comfyui/older $(IN_COMFYUI) $(OLDER_COMFYUI)
 
-test-serving: test-serving-sglang test-serving-vllm-omni  ## thg in real serving engines, each in an environment of several gigabytes; "not run" if it cannot be installed
+test-serving: test-serving-sglang test-serving-vllm-omni test-serving-ray  ## thg in real serving engines, each in an environment of several gigabytes; "not run" if it cannot be installed
 
 test-serving-%:
 	$(PYTHON) tests/serving_engines/install.py build/serving/$* || test $$? -eq 3

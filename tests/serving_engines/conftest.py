@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore = [f"test_{engine}.py" for engine in ("sglang", "vllm_omni") if find_spec(engine) is None]
+collect_ignore = [f"test_{engine}.py" for engine in ("sglang", "vllm_omni", "ray") if find_spec(engine) is None]
 
 
 @pytest.fixture(scope="module")

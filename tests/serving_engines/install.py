@@ -16,6 +16,7 @@ ROOT = HERE.parents[1]
 ENGINES = {  # their metadata ask for builds with CUDA, so nothing is installed with its dependencies
     "sglang": ("sglang==0.5.23", "torchvision==0.28.0"),
     "vllm-omni": ("vllm==0.30.0", "vllm-omni==0.30.0", "torchvision==0.28.0", "torchaudio==2.11.0"),
+    "ray": ("ray==2.60.0",),
 }
 PLATFORM = {  # a distribution that gives vLLM-Omni a platform without a GPU
     "METADATA": "Metadata-Version: 2.1\nName: thg-vllm-cpu\nVersion: 0\n",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.serving_engines.server import CLOSE, COLOUR, IMAGES, decibels, metric, same_picture, served
+from tests.serving_engines.server import CLOSE, COLOUR, IMAGES, USUAL, decibels, metric, same_picture, served
 from thg.models.shipped import shipped_path
 from thg.serving.request import ServerSetting, planned, run_of
 
@@ -44,6 +44,7 @@ def test_a_request_is_answered_with_fewer_evaluations_and_the_same_picture(serve
     plain, found = same_picture(server, PLAIN, ASKED, 40)
     assert (server.picture(**ASKED) == found).all()
     assert plain.std() > 0.1
+    same_picture(server, PLAIN | USUAL, ASKED | USUAL, 56, share=0.6)
 
 
 def test_a_request_chooses_its_budget(server):
@@ -112,6 +113,7 @@ def test_two_ranks_skip_the_same_steps(model, server, tmp_path, ranks):
     with sglang(model, tmp_path, "--num-gpus", "2", *ranks) as both:
         plain, found = several(both, PLAIN), several(both, ASKED)
         reports = both.reports(at_least=2 * len(found))
+        same_picture(both, PLAIN | USUAL, ASKED | USUAL, 56, share=0.6)
     assert len(reports) == 2 * len(found)
     assert len(set(reports)) == 1
     assert reports[0][0] <= 0.75 * reports[0][1]
@@ -119,6 +121,15 @@ def test_two_ranks_skip_the_same_steps(model, server, tmp_path, ranks):
     engine = mean_decibels(plain, plain_alone)
     print(f"two ranks against one: the engine alone {engine:.1f}, with thg {mean_decibels(found, alone):.1f} dB")
     assert engine - 4 < mean_decibels(found, alone) < engine + 4
+
+
+def test_sequence_parallelism(model, tmp_path):
+    """Its code for this model lets each rank see its own rows alone: the picture is another, without thg already."""
+    with sglang(model, tmp_path, "--num-gpus", "2", "--ulysses-degree", "2") as both:
+        same_picture(both, PLAIN, ASKED, 40)
+        reports = both.reports(at_least=2)
+    assert len(reports) == 2
+    assert len(set(reports)) == 1
 
 
 def test_without_that_rounding_two_ranks_make_the_picture_of_one(model, tmp_path):

@@ -11,7 +11,8 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from tests.serving_engines.server import COLOUR, IMAGES, metric, same_picture, served
+from tests.serving_engines import tiny_qwen
+from tests.serving_engines.server import COLOUR, IMAGES, USUAL, decibels, metric, same_picture, served
 from thg.models.shipped import shipped_path
 from thg.serving.request import ServerSetting, planned
 
@@ -41,6 +42,7 @@ def test_a_request_is_answered_with_fewer_evaluations_and_the_same_picture(serve
     plain, found = same_picture(server, PLAIN, ASKED, 40)
     assert (server.picture(**ASKED) == found).all()
     assert plain.std() > 0.1
+    same_picture(server, PLAIN | USUAL, ASKED | USUAL, 56, share=0.6)
 
 
 def test_the_answer_has_the_numbers(server):
@@ -97,10 +99,45 @@ def test_a_picture_in_colour(tmp_path):
     assert plain.std(axis=2).max() > 0.2
 
 
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return tiny_qwen.save(tmp_path_factory.mktemp("qwen"))
+
+
+ALONE = 45.0  # dB; pictures of other noise have less
+QWEN = {"size": "64x64", "negative_prompt": "blurred", "guidance_scale": 1.0, "true_cfg_scale": 4.0}
+
+
+def test_step_by_step_and_with_sequence_parallelism(qwen, tmp_path):
+    """Requests share calls of the network, each at a step of its own: they make the pictures that they make alone."""
+    asked = [
+        ASKED | QWEN | {"seed": seed, "extra_params": {"thg": value}} for seed, value in enumerate(("1%", 0.5, "off"))
+    ]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with vllm_omni(qwen, tmp_path / "one", "--enforce-eager", "--step-execution", "--max-num-seqs", "4") as server:
+        plain, found = same_picture(server, PLAIN | QWEN, ASKED | QWEN, 40)
+        alone = [server.picture(**request) for request in asked]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            together = list(pool.map(lambda request: server.picture(**request), asked))
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.picture(**ASKED | QWEN | {"extra_params": {"thg": "fast"}})
+        answer = json.loads(server.ask(IMAGES, ASKED | QWEN | {"extra_params": {"thg": 0.5}})[0])
+    print(f"together against alone: {', '.join(f'{each:.1f}' for each in map(decibels, together, alone))} dB")
+    assert min(map(decibels, together, alone)) > ALONE
+    assert max(decibels(alone[0], other) for other in alone[1:]) < ALONE
+    assert b"is not a setting; write" in raised.value.read()
+    assert answer["metrics"]["stage_durations"]["thg.evaluations"] == 20
+    with vllm_omni(qwen, tmp_path / "two", "--enforce-eager", "--ulysses-degree", "2") as server:
+        both = same_picture(server, PLAIN | QWEN, ASKED | QWEN, 40)
+        assert len(server.reports(at_least=2)) == 2
+    print(f"two ranks against one: {decibels(both[0], plain):.1f}, with thg {decibels(both[1], found):.1f} dB")
+    assert min(decibels(both[0], plain), decibels(both[1], found)) > ALONE
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"step_execution": True}, "step by step"),
         ({"cache_backend": "tea_cache"}, "a cache inside the network"),
     ],
 )
@@ -178,3 +215,126 @@ def test_requests_that_share_a_batch_and_ask_for_different_things_run_as_they_ar
     plain, found = (three_branches.forward(batch_of(*asked)) for asked in (("off", "off"), ("1%", 0.5)))
     assert torch.equal(found.output, plain.output)
     assert not found.stage_durations
+
+
+@pytest.mark.parametrize("second", [torch.sin, torch.cos], ids=["one network", "two experts"])
+def test_two_experts(second):
+    """As in Wan 2.2, whose loop names its present network among the arguments."""
+    from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+    from vllm_omni.diffusion.distributed.cfg_parallel import CFGParallelMixin
+
+    from thg.serving import vllm_omni
+
+    class TwoExperts(CFGParallelMixin):
+        scheduler = FlowMatchEulerDiscreteScheduler()
+
+        def predict_noise(self, current_model, hidden_states):
+            evaluated.append(self.scheduler.step_index or 0)
+            return current_model(hidden_states)
+
+        def forward(self, batch):
+            self.scheduler.set_timesteps(20)
+            latents = torch.ones(1, 4)
+            for index, t in enumerate(self.scheduler.timesteps):
+                inputs = {"current_model": torch.sin if index < 9 else second, "hidden_states": latents}
+                noise = self.predict_noise_maybe_with_cfg(False, 1.0, inputs, None)
+                latents = self.scheduler.step(noise, t, latents, return_dict=False)[0]
+            return DiffusionOutput(output=latents)
+
+    pipeline, evaluated = TwoExperts(), []
+    vllm_omni.follow(pipeline, OmniDiffusionConfig(), ServerSetting("1%", planned("1%")))
+    pipeline.forward(batch_of(None))
+    assert ({9, 10} <= set(evaluated)) is (second is torch.cos)
+    assert len(evaluated) < 20
+
+
+@pytest.fixture
+def stepped():
+    """A pipeline that is executed step by step, by the engine's own parts. `rows`: of each call of its network."""
+    from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+    from vllm_omni.diffusion.distributed.cfg_parallel import CFGParallelMixin
+
+    from thg.serving import vllm_omni
+
+    class Stepped(CFGParallelMixin):
+        def __init__(self):
+            self.rows = []
+
+        def predict_noise(self, hidden_states, shift):
+            self.rows.append(len(hidden_states))
+            return torch.sin(hidden_states) + shift
+
+        def forward(self, batch):
+            raise NotImplementedError
+
+        def prepare_encode(self, state):
+            state.scheduler = FlowMatchEulerDiscreteScheduler()
+            state.scheduler.set_timesteps(20)
+            state.timesteps, state.do_true_cfg = state.scheduler.timesteps, True
+            state.latents, state.prompt_embeds = torch.full((1, 4), float(state.sampling.seed)), torch.zeros(1, 1, 1)
+            return state
+
+        def denoise_step(self, input_batch, **kwargs):
+            branches = [{"hidden_states": input_batch.latents, "shift": shift} for shift in (0.0, 0.1)]
+            return self.predict_noise_maybe_with_cfg(True, input_batch.true_cfg_scale, *branches)
+
+        def step_scheduler(self, state, noise_pred):
+            t = state.current_timestep
+            state.latents = self.scheduler_step(noise_pred, t, state.latents, per_request_scheduler=state.scheduler)
+            state.step_index += 1
+
+        def post_decode(self, state):
+            return DiffusionOutput(output=state.latents)
+
+    pipeline = Stepped()
+    vllm_omni.follow(pipeline, OmniDiffusionConfig(step_execution=True), ServerSetting("1%", planned("1%")))
+    return pipeline
+
+
+def run_stepped(pipeline, asked, late=0):
+    """The states of requests after their runs. late: by so many steps the last one begins later."""
+    from vllm_omni.diffusion.worker.input_batch import InputBatch
+    from vllm_omni.diffusion.worker.utils import StepRequestState
+
+    states = [
+        StepRequestState(request.request_id, sampling=request.sampling_params) for request in batch_of(*asked).requests
+    ]
+    for seed, state in enumerate(states):
+        state.sampling.seed = seed + 1
+        pipeline.prepare_encode(state)
+    for time in range(20 + late):
+        running = [state for state in states[: None if time >= late else -1] if not state.denoise_completed]
+        batch = InputBatch.make_batch(running)
+        for state, noise in zip(running, pipeline.denoise_step(batch, states=running).split(1), strict=True):
+            pipeline.step_scheduler(state, noise)
+            if state.denoise_completed:
+                pipeline.post_decode(state)
+    return states
+
+
+def test_requests_that_share_a_call_of_the_network_take_their_own_steps(stepped):
+    asked = ("1%", 0.5, "off", 0.5)
+    together = run_stepped(stepped, asked, late=3)
+    rows = sum(stepped.rows)
+    stepped.rows.clear()
+    for place, state in enumerate(together):
+        values = ["off"] * len(asked)
+        values[place] = asked[place]
+        torch.testing.assert_close(state.latents, run_stepped(stepped, values)[place].latents)
+    made = [state.stage_durations.get("thg.evaluations", 40.0) for state in together]
+    assert made == [26, 20, 40, 20]
+    assert rows == sum(made)
+    assert not together[2].stage_durations
+
+
+def test_a_step_that_no_request_evaluates_calls_no_network(stepped):
+    (state,) = run_stepped(stepped, [0.5])
+    assert len(stepped.rows) == state.stage_durations["thg.evaluations"] == 20
+
+
+def test_requests_whose_steps_are_those_of_several_parts_run_as_they_are(stepped):
+    original = stepped.prepare_encode
+    stepped.prepare_encode = lambda state: setattr(original(state), "chunk_num_steps", 20)
+    (state,) = run_stepped(stepped, [0.5])
+    assert len(stepped.rows) == 40
+    assert not state.stage_durations

@@ -1,6 +1,7 @@
 """One request inside an engine: what it asks for, its run, and the report of what it has cost.
 
-An engine passes each step of its loop through `ServedRun.step`. Every decision depends on the plan and on the request's
+An engine passes each step of its loop through `ServedRun.step`, or, if requests share a call of the network, through
+`evaluates` and `used`. Every decision depends on the plan and on the request's
 inputs alone, never on values of tensors, so all ranks of a server make the same ones.
 """
 
@@ -165,9 +166,17 @@ class ServedRun:
     ) -> Output:
         """The output that the engine's scheduler gets at this step.
 
-        evaluate: runs the network with all its branches. model: the network; another one (two experts) starts anew, as
-        do another number of branches (guidance begins or ends) and another shape. state: the latents before the step;
-        None if the engine does not show them, and then there is no estimate.
+        evaluate: runs the network with all its branches. The rest is what `evaluates` gets.
+        """
+        runs = self.evaluates(index, model=model, branches=branches, state=state)
+        return self.used(index, evaluate() if runs else None, state)
+
+    def evaluates(self, index: int, *, model: object, branches: int, state: Tensor | None) -> bool:
+        """A step begins: must the network run?
+
+        model: the network; another one (two experts) starts anew, as do another number of branches (guidance begins or
+        ends) and another shape. state: the latents before the step; None if the engine does not show them, and then
+        there is no estimate.
         """
         if index != self._next or index >= self._run.steps:
             self._plain_because = self._plain_because or f"step {index} came where step {self._next} was expected"
@@ -180,7 +189,11 @@ class ServedRun:
         self._evaluated += EVALUATED if runs else SKIPPED
         self._evaluations += branches if runs else 0
         self._plain_evaluations += branches
-        output = self._observed(index, evaluate()) if runs else _as(self._like, self._leaps.predict(index))
+        return runs
+
+    def used(self, index: int, evaluated: Output | None, state: Tensor | None) -> Output:
+        """The output that the engine's scheduler gets. evaluated: the network's, if it has run."""
+        output = _as(self._like, self._leaps.predict(index)) if evaluated is None else self._observed(index, evaluated)
         if index == self._run.steps - 1:
             if state is not None and state.shape == _parts(output)[0].shape:  # else it holds more than the latents
                 self._error = self._leaps.estimated_error(state)

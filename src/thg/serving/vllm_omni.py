@@ -1,7 +1,8 @@
 """vLLM-Omni: its own pipelines, and its adapter that runs diffusers pipelines.
 
 `register` is called by vLLM-Omni in each of its processes (entry point `vllm_omni.general_plugins`). A worker runs one
-batch of requests at a time; the state of a batch lives as long as its call of the pipeline.
+batch of requests at a time; the state of a batch lives as long as its call of the pipeline. With step-wise execution
+each request has a state of its own in the engine, and the run is part of it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,24 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.planners import Planned
-from thg.serving.request import VARIABLE, Report, ServedRun, ServerSetting, accelerated, count, run_of, server_setting
+from thg.serving.request import (
+    KEY,
+    VARIABLE,
+    Report,
+    ServedRun,
+    ServerSetting,
+    accelerated,
+    count,
+    run_of,
+    server_setting,
+)
 
 logger = logging.getLogger("vllm_omni.thg")  # the engine shows the lines of its own loggers
 
@@ -67,15 +80,14 @@ def follow(pipeline: Any, config: Any, setting: ServerSetting) -> None:
         logger.warning("thg: %s runs as it is: %s", name, obstacle)
         return
     logger.info("thg: %s follows %s=%s", name, VARIABLE, setting.text)
-    (AdaptedPipeline if adapter else OwnPipeline)(pipeline, setting)
+    kind = AdaptedPipeline if adapter else SteppedPipeline if config.step_execution else OwnPipeline
+    kind(pipeline, setting)
 
 
 def _obstacle(pipeline: Any, config: Any) -> str:
     """Why a pipeline cannot leap, if so."""
     if not any(hasattr(pipeline, name) for name in PREDICTIONS):
         return f"it has no method {PREDICTIONS[0]}"
-    if config.step_execution:
-        return "its requests are executed step by step, several in one call of the network"
     if config.parallel_config.pipeline_parallel_size > 1:
         return "only the last stage of the pipeline parallelism has the noise and the scheduler"
     if config.cache_backend not in (None, "none"):
@@ -103,16 +115,20 @@ class ServedPipeline:
 
     def _of(self, batch: Any) -> Planned | None:
         """What the requests of a batch ask for."""
+        first, *others = (self._asked(each.sampling_params) for each in batch.requests)
+        if any(other != first for other in others):
+            _as_it_is(batch.request_ids, "they share a batch and ask for different things")
+            return None
+        return first
+
+    def _asked(self, parameters: Any) -> Planned | None:
+        """What a request asks for."""
         from vllm_omni.errors import OmniClientError
 
         try:
-            first, *others = (self._setting.of_request(each.sampling_params.extra_args) for each in batch.requests)
+            return self._setting.of_request(parameters.extra_args)
         except PlanError as error:
             raise OmniClientError(str(error)) from error
-        if any(other != first for other in others):
-            _as_it_is(batch, "they share a batch and ask for different things")
-            return None
-        return first
 
     def _accelerated(self, batch: Any, planned: Planned) -> tuple[Any, Report | None]:
         raise NotImplementedError
@@ -125,7 +141,7 @@ class AdaptedPipeline(ServedPipeline):
         try:
             return accelerated(self._pipeline._pipeline, planned, lambda: self._forward(batch))
         except UnsupportedPipelineError as error:
-            _as_it_is(batch, str(error))
+            _as_it_is(batch.request_ids, str(error))
             return self._forward(batch), None
 
 
@@ -147,7 +163,9 @@ class OwnPipeline(ServedPipeline):
             result = self._forward(batch)
             if self._run is not None:
                 return result, self._run.report()
-            _as_it_is(batch, "its steps do not pass through the method of the guided noise, or have no scheduler")
+            _as_it_is(
+                batch.request_ids, "its steps do not pass through the method of the guided noise, or have no scheduler"
+            )
             return result, None
         finally:
             self._planned = self._run = None
@@ -179,6 +197,77 @@ class OwnPipeline(ServedPipeline):
         )
 
 
+class SteppedPipeline(OwnPipeline):
+    """The same with step-wise execution: requests share calls of the network, each at a step of its own."""
+
+    def __init__(self, pipeline: Any, setting: ServerSetting) -> None:
+        super().__init__(pipeline, setting)
+        for method in (self.prepare_encode, self.denoise_step, self.post_decode):
+            name = method.__name__
+            setattr(pipeline, name, functools.partial(method, getattr(pipeline, name)))
+
+    def prepare_encode(self, original: Callable[..., Any], request: Any, **kwargs: Any) -> Any:
+        """A request arrives; an error here is its own."""
+        self._asked(request.sampling)
+        return original(request, **kwargs)
+
+    def denoise_step(self, original: Callable[..., Any], batch: Any, *, states: Any = None, **kwargs: Any) -> Any:
+        """The next step of each request: the network runs once, for those that evaluate theirs."""
+        runs = [self._run_of(request, batch) for request in batch.states]
+        if getattr(self._pipeline, "interrupt", False) or not any(runs):
+            return original(batch, states=states, **kwargs)
+        branches = _branches(batch)
+        evaluating = [
+            request
+            for request, run in zip(batch.states, runs, strict=True)
+            if run is None or run.evaluates(request.step_index, model=None, branches=branches, state=request.latents)
+        ]
+        outputs = {}
+        if evaluating:
+            part = batch if len(evaluating) == len(runs) else type(batch).make_batch(evaluating)
+            rows = original(part, states=evaluating, **kwargs).split([len(request.latents) for request in evaluating])
+            outputs = {request.request_id: row for request, row in zip(evaluating, rows, strict=True)}
+        used: list[Any] = [
+            outputs[request.request_id]
+            if run is None
+            else run.used(request.step_index, outputs.get(request.request_id), request.latents)
+            for request, run in zip(batch.states, runs, strict=True)
+        ]
+        return torch.cat(used)
+
+    def _run_of(self, request: Any, batch: Any) -> ServedRun | None:
+        """The run of a request, since its first step."""
+        state: dict[str, ServedRun | None] = request.extra
+        if KEY not in state:
+            state[KEY] = self._begun(request, batch)
+        return state[KEY]
+
+    def _begun(self, request: Any, batch: Any) -> ServedRun | None:
+        from vllm_omni.diffusion.request import OmniDiffusionRequest
+
+        planned = self._asked(request.sampling)
+        if planned is None or OmniDiffusionRequest.is_dummy_run_request_id(request.request_id):
+            return None
+        if request.chunk_num_steps is not None or not hasattr(request.scheduler, "step_index"):
+            _as_it_is([request.request_id], "its steps are those of several parts, or have no scheduler of their own")
+            return None
+        branches = _branches(batch)
+        scale = batch.true_cfg_scale if branches > 1 else None
+        return ServedRun(planned, run_of(request.scheduler, request.timesteps, branches=branches, guidance_scale=scale))
+
+    def post_decode(self, original: Callable[..., Any], request: Any, **kwargs: Any) -> Any:
+        """A request ends."""
+        result = original(request, **kwargs)
+        if run := request.extra.get(KEY):
+            request.stage_durations.update(_numbers([request.request_id], run.report()))
+        return result
+
+
+def _branches(batch: Any) -> int:
+    """Of a batch of steps."""
+    return 2 if batch.do_true_cfg else 1
+
+
 def _next_step(scheduler: Any) -> int:
     """The index of the scheduler's next step: of its own counter, so that a loop of another kind is noticed."""
     return int(scheduler.step_index if scheduler.step_index is not None else scheduler.begin_index or 0)
@@ -188,15 +277,19 @@ def _next_step(scheduler: Any) -> int:
 
 
 def _publish(batch: Any, result: Any, report: Report) -> None:
-    """In the log, and among the numbers of each request that reach its answer."""
-    for request in batch.requests:
-        logger.info("thg: request %s: %s", request.request_id, report)
-    numbers = {EVALUATIONS: float(report.evaluations), PLAIN_EVALUATIONS: float(report.plain_evaluations)}
-    if report.estimated_error is not None:
-        numbers[ERROR] = report.estimated_error
+    """In the log, and among the numbers that reach the answers of a batch."""
+    numbers = _numbers(batch.request_ids, report)
     for output in result if isinstance(result, list) else [result]:
         output.stage_durations = {**(output.stage_durations or {}), **numbers}
 
 
-def _as_it_is(batch: Any, reason: str) -> None:
-    logger.info("thg: request %s runs as it is: %s", ", ".join(batch.request_ids), reason)
+def _numbers(requests: Sequence[str], report: Report) -> dict[str, float]:
+    """What a request's answer says; the log says more."""
+    for name in requests:
+        logger.info("thg: request %s: %s", name, report)
+    numbers = {EVALUATIONS: float(report.evaluations), PLAIN_EVALUATIONS: float(report.plain_evaluations)}
+    return numbers if report.estimated_error is None else {**numbers, ERROR: report.estimated_error}
+
+
+def _as_it_is(requests: Sequence[str], reason: str) -> None:
+    logger.info("thg: request %s runs as it is: %s", ", ".join(requests), reason)
