@@ -18,7 +18,7 @@ from torch import Tensor
 from .breaks import combines, memory, state
 from .core.errors import PlanError, ScheduleError
 from .core.plans.k_diffusion import Calls
-from .core.plans.leaps import Estimate, Leaps, is_hopeless
+from .core.plans.leaps import Estimate, Leaps
 from .core.plans.plan import EVALUATED, SKIPPED
 from .core.plans.tolerance import amplification
 from .guards import obstacle
@@ -31,7 +31,6 @@ OUTER_SAMPLE, SAMPLER_SAMPLE, PREDICT_NOISE = "outer_sample", "sampler_sample", 
 KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
 MEMORY = "another node remembers what was evaluated before, and skipped evaluations would be missing in its memory"
-MISSED = "may be wrong: a prediction has missed by twice the output itself (unstable sampler, contradicting conditions)"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
 SETTLING = 6  # calls that are evaluated after a change within a run: with two, a change of the prompt gave 30 dB
 OWN_FORMULA = 1.5  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
@@ -87,8 +86,7 @@ class Session:
             self._plain(str(error))
         latents = executor(guider, sigmas, extra_args, callback, noise, *args, **kwargs)
         self._seconds = time.perf_counter() - started
-        if any(is_hopeless(leaps.largest_miss()) for leaps in self._leaps):
-            self.note = MISSED
+        self.note = next(filter(None, (leaps.doubt() for leaps in self._leaps)), self.note)
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
             self._error = max((float(error.max()) for error in errors if error is not None), default=None)
@@ -142,7 +140,7 @@ class Session:
         if len(runs) > 1 and run.response is not None:  # what amplifies errors is counted once
             effort = OWN_FORMULA / amplification(run.response)
         plan = self.settings.plan(run, self._schedule.percent_to_sigma, effort)
-        self._leaps = [Leaps(plan, run, Estimate.of(plan, run)) for run in runs]
+        self._leaps = [Leaps(plan, run, Estimate.of(plan, run), gives_up=self.settings.by_error) for run in runs]
         if self.settings.corrector and run.response is None:
             self.note = f"not corrected: {run.no_response}"
         if self.settings.verbose:

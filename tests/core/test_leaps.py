@@ -4,6 +4,7 @@ branch."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import thg
 from thg.ode import ddim, dpm_multistep
 from thg.ode.integrate import Sampled, run_of
 from thg.ode.mixture import GaussianMixture
-from thg.plans.leaps import Leaps, is_hopeless
+from thg.plans.leaps import Leaps
+from thg.plans.planners import guide_maker
 from thg.plans.run import Response, RunInfo
 
 STEPS = 12
@@ -87,7 +89,7 @@ def test_a_jump_at_the_beginning_is_no_miss():
                 leaps.observe(step, (torch.full((1, 4), 1.0 if step < end else -0.2),))
             else:
                 leaps.predict(step)
-        assert is_hopeless(leaps.largest_miss()) == doubtful
+        assert ("may be wrong" in leaps.doubt()) == doubtful
 
 
 def test_the_largest_miss_is_known():
@@ -103,6 +105,55 @@ def test_the_largest_miss_is_known():
         assert float(leaps.largest_miss()) == pytest.approx(missed, abs=1e-5)
 
 
+def evaluated_steps(leaps: Leaps, jump: int, steps: int) -> list[int]:
+    """The steps at which a run evaluates, whose output turns around at the step `jump`."""
+    found = []
+    for step in range(steps):
+        if leaps.evaluates(step):
+            found.append(step)
+            leaps.observe(step, (torch.full((1, 4), 1.0 if step < jump else -0.2),))
+        else:
+            leaps.predict(step)
+    return found
+
+
+@pytest.mark.parametrize("jump", [25, 45])
+def test_a_hopeless_miss_ends_the_leaps(jump):
+    """The miss is seen at the first evaluation after the jump, and read at the next one: from there on all is run."""
+    run = RunInfo.of(60)
+    leaps = guide_maker("1%").leaps(run)
+    later = [step for step in leaps.plan.coarse if step >= jump]
+    found = evaluated_steps(leaps, jump, 60)
+    assert found == [*(step for step in leaps.plan.coarse if step < later[1]), *range(later[1], 60)]
+    assert len(found) > leaps.plan.evaluations
+    assert f"from step {later[1] + 1} of 60 on everything was evaluated" in leaps.doubt()
+
+
+@pytest.mark.parametrize("choice", [0.4, thg.Plan(60, (0, 1, *range(4, 59, 5), 59), skips="network")], ids=str)
+def test_a_budget_is_kept_after_a_hopeless_miss(choice):
+    leaps = guide_maker(choice).leaps(RunInfo.of(60))
+    assert evaluated_steps(leaps, 25, 60) == list(leaps.plan.coarse)
+    assert leaps.doubt().endswith("or too few evaluated steps)")
+
+
+def test_a_break_after_a_hopeless_miss_begins_anew():
+    """The miss of a leap says nothing about the outputs after a break."""
+    leaps = guide_maker("1%").leaps(RunInfo.of(100))
+    after = next(step for step in leaps.plan.coarse if step >= 25)
+    for step in range(after + 1):
+        if leaps.evaluates(step):
+            leaps.observe(step, (torch.full((1, 4), 1.0 if step < 25 else -0.2),))
+        else:
+            leaps.predict(step)
+    leaps.forget()
+    for step in range(after + 1, after + 3):
+        assert leaps.evaluates(step)
+        leaps.observe(step, (torch.full((1, 4), 1.0),))
+    following = range(after + 3, leaps.plan.coarse[leaps.plan.coarse.index(after) + 1])
+    assert following
+    assert not any(leaps.evaluates(step) for step in following)
+
+
 # -- on an exact model
 
 
@@ -116,6 +167,30 @@ def final(plan, steps: int, solver=None, scale: float = 3.0, **options) -> Sampl
     x = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     schedule = thg.Schedule.flow(steps, time=(1, 0))
     return thg.sample(mixture().denoiser(schedule, 0), x, plan, schedule, solver, guidance_scale=scale, **options)
+
+
+def test_a_hopeless_miss_is_in_the_note():
+    """A network that changes its mind halfway, in a loop of thg's and under a sampler of k-diffusion's kind."""
+
+    def network(x, time, condition):
+        return torch.full_like(x, 1.0 if time > 0.5 else -0.2)
+
+    x, schedule = torch.ones(2, 3), thg.Schedule.flow(60, time=(1, 0))
+    found = thg.sample(network, x, thg.within(0.01), schedule, guidance_scale=1.0).summary
+    assert "from step" in found.note
+    first = int(found.note.split("from step ")[1].split()[0])
+    assert 30 < first < 45
+    assert found.evaluations[first - 1 :] == (1,) * (61 - first)
+
+    def denoiser(x, sigma, cond):
+        return x - sigma * network(x, sigma, cond)
+
+    sigmas = torch.linspace(1, 0, 61)
+    model = thg.GuidedDenoiser(denoiser, sigmas=sigmas, flow=True)
+    for sigma, after in pairwise(sigmas):
+        x = x + (after - sigma) * (x - model(x, sigma, cond=1, uncond=None, cond_scale=1.0)) / sigma
+    assert model.summary.note.startswith("this result may be wrong")
+    assert "on everything was evaluated" in model.summary.note
 
 
 def fitted_order(corrector: float, solver=None) -> float:

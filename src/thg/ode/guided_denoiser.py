@@ -157,6 +157,7 @@ class _Run:
         self._plain_evaluations = 0
         self._note = ""
         self._error: Tensor | None = None  # the estimate, per sample
+        self._doubt: Callable[[], str] = str
         self._plan = self._guide.plan
         self._started = self._ended = time.perf_counter()
 
@@ -199,6 +200,9 @@ class _Run:
         if self.finished and self._guide is not None:
             self._plan = self._guide.plan
             self._error = self._guide.estimated_error(x)
+            if isinstance(self._guide, DenoisedLeaps):
+                self._guide.forget()
+                self._doubt = self._guide.doubt
             self._guide, self._subject = None, ()  # and the terms in it
 
     def summary(self) -> Summary:
@@ -212,7 +216,7 @@ class _Run:
             seconds=self._ended - self._started,
             plan=None if self._note else self._plan,
             finished=len(self._evaluations) >= len(self._calls.sigmas),
-            note=self._note,
+            note=self._note or self._doubt(),
             estimated_error=None if self._error is None else tuple(self._error.tolist()),
         )
 

@@ -385,6 +385,7 @@ class _Steps:
             evaluations=tuple(self._evaluations),
             seconds=time.perf_counter() - self._started,
             plan=guidance.plan,
+            note="" if guidance.leaps is None else guidance.leaps.doubt(),
             estimated_error=None if error is None else tuple(error.tolist()),
             lost=() if guidance.leaps is None or error is None else lost_in(guidance.leaps.lost()),
         )

@@ -20,7 +20,7 @@ from thg.pipelines.calls import at_least_float32, rows_of
 from thg.pipelines.describe import obstacle_in
 from thg.pipelines.run import BROKEN, PipelineRun
 from thg.pipelines.substitute import original_class
-from thg.plans.leaps import Leaps, is_hopeless
+from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned
 from thg.plans.report import Summary, lost_in
 from thg.plans.run import RunInfo
@@ -75,7 +75,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class Loop:
     """The steps of one scheduler over its time steps.
 
-    index: of the next step. time: of the last step. error, finite, miss, lost: known at the last step, on the device.
+    index: of the next step. time: of the last step. error, finite, lost: known at the last step, on the device.
     """
 
     scheduler: Any
@@ -87,7 +87,6 @@ class Loop:
     shape: torch.Size | None = None
     error: Tensor | None = None
     finite: Tensor | None = None
-    miss: Tensor | None = None
     lost: tuple[list[int], Tensor] | None = None
 
     @property
@@ -116,7 +115,7 @@ class Loop:
         if self.finished:
             self.finite = torch.isfinite(used).all()  # NaN spreads to all later states
             self.error = self.leaps.estimated_error(sample) if isinstance(sample, Tensor) else None
-            self.miss, self.lost = self.leaps.largest_miss(), self.leaps.lost()
+            self.lost = self.leaps.lost()
             self.leaps.forget()
 
 
@@ -294,11 +293,7 @@ class LeapingRun(PipelineRun):
         if not finite:
             yield BROKEN
         yield from self._reasons()
-        if any(is_hopeless(loop.miss) for loop in self._loops):
-            yield (
-                "this result may be wrong: a prediction has missed by more than twice the output itself (an unstable "
-                "scheduler, conditions that contradict each other, or too few evaluated steps)"
-            )
+        yield from filter(None, (loop.leaps.doubt() for loop in self._loops))
         for loop in self._loops[-1:]:
             if loop.run.response is None and predictable(loop.run):
                 yield f"predictions were not corrected: {loop.run.no_response}"

@@ -153,6 +153,10 @@ class DenoisedLeaps:
         """How far the final latents are from those of the plain run, per row."""
         return self._leaps.estimated_error(final)
 
+    def doubt(self) -> str:
+        """Why the result may be wrong; empty if nothing says so."""
+        return self._leaps.doubt()
+
 
 class DenoisedGuide:
     """Provides a denoiser's unconditional output at each call, with the help of a guide."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def prediction_weights(
 
 
 def interpolation_weights(positions: Sequence[float], position: float) -> tuple[float, ...]:
-    """Weights of the polynomial through the terms at `positions`, at `position` (Lagrange's form)."""
+    """Weights of the polynomial through the values at `positions`, at `position` (Lagrange's form)."""
     return tuple(
         math.prod((position - other) / (own - other) for other in positions if other != own) for own in positions
     )
@@ -200,6 +200,30 @@ HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubt
 BEGINNING = 0.25  # share of a run in which it is not: with almost no signal outputs may jump, to little effect
 
 
+def sent(number: Tensor) -> Callable[[], float] | None:
+    """Sends a number to the host, which goes on meanwhile; returns what reads it.
+
+    On a GPU reading waits for what the device was given before the number was sent, and not for what it has been given
+    since. None on devices without events, where it would wait for all of it.
+    """
+    if number.device.type == "cpu":
+        return number.item
+    if number.device.type != "cuda":
+        return None
+    import torch
+
+    cuda: Any = torch.cuda  # without types
+    copy = number.to("cpu", non_blocking=True)  # in pinned memory
+    arrival = cuda.Event()
+    arrival.record(cuda.current_stream(number.device))
+
+    def read() -> float:
+        arrival.synchronize()
+        return copy.item()
+
+    return read
+
+
 @dataclass(frozen=True, eq=False)
 class Correction:
     """The correction after a leap: gains[n] are the weights of these terms in the correction of step first + n."""
@@ -217,10 +241,15 @@ class Leaps:
     """One run in which a quantity is evaluated at the steps of a plan and predicted at the others.
 
     Called in order of the steps: `evaluates`, then `observe` with a new evaluation or `predict`.
+
+    gives_up: once a prediction has missed hopelessly, everything is evaluated from the next evaluated step on.
     """
 
-    def __init__(self, plan: Plan, run: RunInfo, estimate: Estimate | None = None) -> None:
+    def __init__(self, plan: Plan, run: RunInfo, estimate: Estimate | None = None, *, gives_up: bool = False) -> None:
         self.plan = plan
+        self._gives_up = gives_up
+        self._gave_up_at: int | None = None  # the step
+        self._read_miss: Callable[[], float] | None = None  # of the last leap
         self._run = run
         self._estimate = estimate
         self._history = History()
@@ -230,10 +259,13 @@ class Leaps:
 
     def evaluates(self, step: int) -> bool:
         """Must the quantity be evaluated at this step? A line needs two evaluations."""
+        if self._gave_up_at is not None:
+            return True
         return self.plan.evaluates(step) or len(self._history) < self.plan.hare_order
 
     def observe(self, step: int, output: Term) -> Term:
         """Takes a new evaluation; returns what the sampler gets: the same tensors if there is nothing to correct."""
+        self._decide(step)
         if self._history and step - self._evaluated_at > 1:
             self._judge(step, output)
         self._evaluated_at = step
@@ -250,6 +282,7 @@ class Leaps:
         """Starts anew: the quantity changed for another reason than time (another network, other conditions)."""
         self._history.clear()
         self._corrections.clear()
+        self._read_miss = None
 
     def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
         """The estimated difference of the final state from that of the run with all evaluations, per sample.
@@ -264,12 +297,31 @@ class Leaps:
         return None if self._estimate is None or shares is None else (self._estimate.ends, shares)
 
     def largest_miss(self) -> Tensor | None:
-        """By how much the worst prediction after the beginning has missed, relative to the output; on the device.
-
-        It is for the report after a run. To act on it within the run, the host would have to wait for the device, or
-        the result would depend on which of them is faster.
-        """
+        """By how much the worst prediction after the beginning has missed, relative to the output; on the device."""
         return functools.reduce(lambda a, b: a.maximum(b), self._misses) if self._misses else None
+
+    def doubt(self) -> str:
+        """Why the result may be wrong; empty if nothing says so. For the report after a run: waits for the device."""
+        miss = self.largest_miss()
+        if miss is None or not bool(miss > HOPELESS):
+            return ""
+        consequence = ""
+        if self._gave_up_at is not None and self._gave_up_at + 1 < self.plan.steps:
+            consequence = f"; from step {self._gave_up_at + 1} of {self.plan.steps} on everything was evaluated"
+        return (
+            "this result may be wrong: a prediction has missed by more than twice the output itself (an unstable "
+            f"sampler, conditions that contradict each other, or too few evaluated steps){consequence}"
+        )
+
+    def _decide(self, step: int) -> None:
+        """Gives up if the last leap has missed hopelessly.
+
+        Its miss is read one evaluation later, when that has been given to the device: the device has work while the
+        host waits, and which of them is faster decides nothing.
+        """
+        read, self._read_miss = self._read_miss, None
+        if self._gave_up_at is None and read is not None and read() > HOPELESS:
+            self._gave_up_at = step
 
     def _judge(self, step: int, output: Term) -> None:
         """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
@@ -285,7 +337,10 @@ class Leaps:
         if self.plan.skips == "network" and step >= BEGINNING * self.plan.steps:
             at_once = _missed(self.plan, self._run, self._history.positions[-order:], step, step)
             missed = zip(_combined(terms, at_once), output, strict=True)
-            self._misses += [part.float().norm() / whole.float().norm() for part, whole in missed]
+            misses = [part.float().norm() / whole.float().norm() for part, whole in missed]
+            self._misses.append(functools.reduce(lambda a, b: a.maximum(b), misses))
+            if self._gives_up:
+                self._read_miss = sent(self._misses[-1])
 
     def _corrected(self, step: int, output: Term) -> Term:
         """The output, boosted as the plan says, plus the corrections of this step; completed ones are dropped."""
@@ -301,11 +356,6 @@ class Leaps:
                 weights += gains
         self._corrections = [c for c in self._corrections if c.first + len(c.gains) > step + 1]
         return _combined(terms, weights)
-
-
-def is_hopeless(miss: Tensor | None) -> bool:
-    """Does a largest miss make the result doubtful? Waits for the device."""
-    return miss is not None and bool(miss > HOPELESS)
 
 
 @functools.lru_cache(maxsize=256)

@@ -271,10 +271,16 @@ class Planned:
         """What the planner's plans skip."""
         return getattr(self.planner, "skips", "unconditional")
 
-    def leaps(self, run: RunInfo) -> Leaps:
-        """A run in which the whole network leaps."""
+    def leaps(self, run: RunInfo, *, by_inputs_alone: bool = False) -> Leaps:
+        """A run in which the whole network leaps.
+
+        by_inputs_alone: what the network returns does not change which steps are evaluated, so that several ranks
+        agree. Nor does it under a plan or a budget, which are followed to the letter.
+        """
         plan = self.planner.plan(run)
-        return Leaps(plan, run, Estimate.of(plan, run, getattr(self.planner, "factor", 1.0)))
+        estimate = Estimate.of(plan, run, getattr(self.planner, "factor", 1.0))
+        has_tolerance = getattr(self.planner, "error", None) is not None
+        return Leaps(plan, run, estimate, gives_up=has_tolerance and not by_inputs_alone)
 
     def guide(self, run: RunInfo) -> Guide:
         """A run in which the guidance term leaps."""

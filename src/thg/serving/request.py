@@ -19,7 +19,7 @@ from torch import Tensor
 import thg
 from thg.errors import PlanError
 from thg.pipelines.describe import describe, obstacle_in
-from thg.plans.leaps import Leaps, is_hopeless
+from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned, guide_maker
 from thg.plans.run import RunInfo, Term
@@ -151,7 +151,7 @@ class ServedRun:
 
     def __init__(self, planned: Planned, run: RunInfo) -> None:
         self._run = run
-        self._leaps: Leaps = planned.leaps(run)
+        self._leaps: Leaps = planned.leaps(run, by_inputs_alone=True)
         self._next = 0
         self._kind: Hashable = None  # what the output depends on beside time
         self._like: Output = ()  # the last evaluated output, for its types
@@ -218,11 +218,8 @@ class ServedRun:
             yield f"everything was evaluated: {self._run.no_response}"
         elif self._run.response is None:
             yield f"predictions were not corrected: {self._run.no_response}"
-        if is_hopeless(self._leaps.largest_miss()):
-            yield (
-                "this result may be wrong: a prediction has missed by more than twice the output itself; compare with "
-                f'"{KEY}": "{OFF}"'
-            )
+        if doubt := self._leaps.doubt():
+            yield f'{doubt}; compare with "{KEY}": "{OFF}"'
 
 
 def _parts(output: Output) -> Term:

@@ -106,7 +106,7 @@ class PredictedNetwork(Planned):
 
     predictor: Predictor
 
-    def leaps(self, run: RunInfo) -> Leaps:
+    def leaps(self, run: RunInfo, *, by_inputs_alone: bool = False) -> Leaps:
         return PredictedLeaps(replace(self.planner.plan(run), corrector=0.0), run, self.predictor)
 
 
