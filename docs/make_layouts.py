@@ -80,6 +80,8 @@ BY_HAND: list[tuple[Row, str]] = [
     ),
     (sequential(explained=False, rescales=True), "Cosmos2VideoToWorldPipeline"),
     (sequential(rescales=True), "Cosmos2TextToImagePipeline"),
+    # Its prior has a scheduler of its own, and costs little compared with the network after it: it runs in full.
+    (batched(UNCOND_FIRST, denoisers=["unet"]), "StableUnCLIPPipeline"),
     # Kandinsky's prior costs little compared with its decoder; it can be enabled separately: pipe.prior_pipe.
     (
         ("delegates", {"parts": ["decoder_pipe"]}),
@@ -125,7 +127,7 @@ REFUSED: dict[str, str] = {
         AmusedImg2ImgPipeline AmusedInpaintPipeline AmusedPipeline VQDiffusionPipeline
         """,
     "it runs several guided networks with schedulers of their own in one call": """
-        StableUnCLIPPipeline UnCLIPImageVariationPipeline UnCLIPPipeline VersatileDiffusionDualGuidedPipeline
+        UnCLIPImageVariationPipeline UnCLIPPipeline VersatileDiffusionDualGuidedPipeline
         VersatileDiffusionImageVariationPipeline VersatileDiffusionPipeline VersatileDiffusionTextToImagePipeline
         """,
     "it samples in chunks or stages that carry a cache of both branches from call to call": """

@@ -74,7 +74,10 @@ def test_a_pipeline_is_tuned_once_and_found_again(cache, tmp_path):
     arguments = {"steps": 16, "batch_size": 4, "progress": False, "folder": tmp_path / "runs"}
     tuned = thg.tune(pipe, PROMPTS, 0.02, **arguments)
     assert not thg.is_enabled(pipe)
-    assert tuned == thg.tune(pipe, PROMPTS, 0.02, **arguments), "from the folder"
+    thg.enable(pipe, 0.5)
+    assert tuned == thg.tune(pipe, PROMPTS, 0.02, layout=thg.Batched(), **arguments), "from the folder"
+    assert thg.preview(pipe, steps=16) == thg.preview(pipe, 0.5, steps=16), "as it was before"
+    thg.disable(pipe)
     (path,) = (cache / "tuned").iterdir()
     assert Tuned.load(path) == tuned
     run = {"num_inference_steps": 16, "output_type": "latent"}

@@ -96,6 +96,20 @@ def test_the_summary_estimates_the_difference_from_plain_guidance():
     assert each == pytest.approx(found.summary.estimated_error, rel=1e-6)
 
 
+@pytest.mark.parametrize("scales", [[0.0, 0.5, 1.0, 0.2, 1.0, 0.9], [0.0, 0.5, 1.0, 4.0, 7.0, 0.9]])
+def test_the_estimate_of_scales_at_and_below_one(scales):
+    """It grows with |w - 1|: nothing is missed where the branch has no effect."""
+    plan = thg.uniform(every=2, corrector=0.85)
+    together = run(plan, guidance_scale=scales)
+    assert together.summary.estimated_error[2] == 0
+    assert torch.equal(together.x[2], run(PLAIN, guidance_scale=scales).x[2])
+    for k, w in enumerate(scales):
+        if w != 1:
+            alone = run(plan, x=noise()[k : k + 1], condition=labels(6)[k : k + 1], guidance_scale=w).summary
+            assert together.summary.estimated_error[k] == pytest.approx(alone.estimated_error[0], rel=1e-6)
+            assert alone.estimated_error[0] > 0
+
+
 def test_the_summary_says_where_a_run_lost_it():
     """Three leaps, of which one is far longer: the shares add up, and most is lost there."""
     coarse = (*range(9), *range(15, 20))

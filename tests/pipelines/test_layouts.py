@@ -9,8 +9,12 @@ from types import ModuleType
 
 import diffusers
 import pytest
+import torch
+from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import StableUnCLIPImageNormalizer
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 import thg
+from tests.tiny_parts import WIDTH, WORDS, clip_text, clip_tokenizer, picture_vae, unet
 from thg.pipelines.layouts import Batched, Refused, Sequential, known_layouts, layout_of
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_layouts.py"
@@ -74,3 +78,46 @@ def test_classes_and_those_derived_from_them() -> None:
     assert {type(layout) for layout in kinds.values()} >= {Batched, Sequential}
     assert layout_of(Derived.__new__(Derived)) == thg.Batched()
     assert layout_of(Unguided.__new__(Unguided)) is None
+
+
+def stable_unclip() -> diffusers.StableUnCLIPPipeline:
+    tokenizer = clip_tokenizer()
+    text = clip_text(tokenizer)
+    torch.manual_seed(0)
+    pipe = diffusers.StableUnCLIPPipeline(
+        prior_tokenizer=tokenizer,
+        prior_text_encoder=CLIPTextModelWithProjection(text),
+        prior=diffusers.PriorTransformer(2, 8, 1, embedding_dim=WIDTH, num_embeddings=WORDS),
+        prior_scheduler=diffusers.DDPMScheduler(prediction_type="sample"),
+        image_normalizer=StableUnCLIPImageNormalizer(embedding_dim=WIDTH),
+        image_noising_scheduler=diffusers.DDPMScheduler(),
+        tokenizer=tokenizer,
+        text_encoder=CLIPTextModel(text),
+        unet=unet(class_embed_type="projection", projection_class_embeddings_input_dim=2 * WIDTH),
+        scheduler=diffusers.DDIMScheduler(clip_sample=False),
+        vae=picture_vae(),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def test_a_prior_with_a_scheduler_of_its_own_runs_in_full() -> None:
+    pipe = stable_unclip()
+
+    def latents() -> torch.Tensor:
+        noise, size = torch.Generator().manual_seed(0), {"height": 32, "width": 32}
+        torch.manual_seed(0)
+        return pipe(
+            "a bag", num_inference_steps=6, prior_num_inference_steps=3, generator=noise, output_type="latent", **size
+        ).images
+
+    plain = latents()
+    with thg.enabled(pipe, thg.uniform(every=1)):
+        torch.testing.assert_close(latents(), plain)
+    with thg.enabled(pipe, thg.uniform(every=2)):
+        fewer = latents()
+        summary = thg.summary(pipe)
+        assert torch.equal(latents(), fewer)
+    assert (summary.evaluations, summary.note) == ((2, 1) * 3, "")
+    assert summary.checked == "one call: uncond, cond, w = 10"
+    assert not torch.equal(fewer, plain)

@@ -161,17 +161,17 @@ def _may_be_batched(place: Place) -> bool:
 # -- outputs
 
 
-def tensors_of(output: Any) -> list[Tensor]:
-    """The tensors of a network's output, in order."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, list | tuple):
-        return [tensor for item in output for tensor in tensors_of(item)]
-    if isinstance(output, Mapping):
-        return [tensor for item in output.values() for tensor in tensors_of(item)]
-    if is_dataclass(output):
-        return [tensor for field in fields(output) for tensor in tensors_of(getattr(output, field.name))]
-    return []
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of a network's output, or of its arguments, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in tensors_of(item)]
 
 
 def samples_of(output: Any) -> list[Tensor] | None:

@@ -183,22 +183,12 @@ def unknown_layout(name: str) -> UnsupportedPipelineError:
 @functools.cache
 def known_layouts() -> dict[str, Layout]:
     """The pipeline classes of diffusers in the table, with their layouts."""
-    groups = json.loads(files("thg.pipelines").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]
-    return {name: _layout(group) for group in groups for name in group["pipelines"]}
-
-
-_KINDS: dict[str, type[Any]] = {
-    "batched": Batched,
-    "sequential": Sequential,
-    "delegates": Delegates,
-    "refused": Refused,
-}
-
-
-def _layout(group: dict[str, Any]) -> Layout:
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in group["options"].items()}
-    layout: Layout = _KINDS[group["kind"]](**options)
-    return layout
+    kinds: dict[str, Any] = {"batched": Batched, "sequential": Sequential, "delegates": Delegates, "refused": Refused}
+    table: dict[str, Layout] = {}
+    for group in json.loads(files("thg.pipelines").joinpath("layouts.json").read_text(encoding="utf-8"))["groups"]:
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in group["options"].items()}
+        table.update(dict.fromkeys(group["pipelines"], kinds[group["kind"]](**options)))
+    return table
 
 
 def _require_names(kind: str, **values: Sequence[str]) -> None:

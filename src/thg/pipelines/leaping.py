@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.pipelines.calls import at_least_float32, rows_of
+from thg.pipelines.calls import at_least_float32, rows_of, tensors_of
 from thg.pipelines.describe import obstacle_in
 from thg.pipelines.run import BROKEN, PipelineRun
 from thg.pipelines.substitute import original_class
@@ -61,14 +61,6 @@ class SeenCall:
             return False
         conditions = zip(self.tensors, given, self.steady, strict=True)
         return all(old() is new for old, new, steady in conditions if steady)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
 
 
 @dataclass(eq=False)
@@ -151,7 +143,7 @@ class LeapingRun(PipelineRun):
         if self._stepped:
             self._begin_step()
         index, self._index = self._index, self._index + 1
-        given = list(_tensors((args, kwargs)))
+        given = tensors_of((args, kwargs))
         for k in range(index, len(self._calls) if self._evaluating else index):
             if self._calls[k].repeated_by(network, given):
                 del self._calls[index:k]  # calls that came before the loop are not repeated
