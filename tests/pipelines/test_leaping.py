@@ -164,6 +164,32 @@ def with_callback(
     )
 
 
+class Tokens(diffusers.DiffusionPipeline):
+    """Draws eight tokens of four, as AmusedPipeline does."""
+
+    def __init__(self, network: torch.nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(network=network, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(self, steps: int) -> Tensor:
+        self.scheduler.set_timesteps(steps, temperature=(2, 0))
+        tokens, noise = torch.full((2, 8), 4), torch.Generator().manual_seed(0)
+        for time in self.scheduler.timesteps:
+            tokens = self.scheduler.step(self.network(tokens), time, tokens, generator=noise).prev_sample
+        return tokens
+
+
+def test_tokens_are_not_predicted():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Embedding(5, 8), torch.nn.Linear(8, 4))
+    pipe = Tokens(network, diffusers.AmusedScheduler(mask_token_id=4))
+    plain = pipe(12)
+    thg.enable(pipe, HALF)
+    assert torch.equal(pipe(12), plain)
+    assert thg.summary(pipe).note == "everything was evaluated: AmusedScheduler draws tokens, which cannot be predicted"
+
+
 def test_other_prompts_in_the_middle_are_a_break():
     case = sd15()
     other = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(5))

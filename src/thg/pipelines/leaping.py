@@ -214,11 +214,14 @@ class LeapingRun(PipelineRun):
 
     def _begin_loop(self, scheduler: Any, moment: Any, arguments: dict[str, Any], output: Tensor) -> Loop | None:
         """Plans the steps of a scheduler. Waits for the device once; nothing else in a run does."""
-        timesteps = getattr(scheduler, "timesteps", None)
+        timesteps, sample = getattr(scheduler, "timesteps", None), arguments.get("sample")
         if timesteps is None or len(timesteps) == 0:
             self.plain_because = f"{type(scheduler).__name__} has no time steps"
             return None
-        alike = getattr(arguments.get("sample"), "shape", None) == output.shape
+        if isinstance(sample, Tensor) and not sample.is_floating_point():
+            self.plain_because = f"{type(scheduler).__name__} draws tokens, which cannot be predicted"
+            return None
+        alike = getattr(sample, "shape", None) == output.shape
         run = replace(
             self.described(scheduler, timesteps, obstacle_in(arguments), moment, data_as_velocity=alike),
             guidance_scale=self._scales[-1] if self._scales else None,
