@@ -3,9 +3,9 @@
     python docs/make_pipelines.py FILE_OR_FOLDER ...
 
 Each file is a JSON list of objects with `pipeline`, `status` (ok, refused, wrong, crash, skipped, no-cfg), `why` and
-`note` (of a run with the default): one for each tiny pipeline that was run. A folder stands for its JSON files. Rows of
-classes that plans of the guidance term refuse come from a check of the default alone; rows of modular pipelines make a
-table of their own.
+`note` (of a run with the default): one for each tiny pipeline that was run. A folder stands for its JSON files. Rows
+with `"alone": true` come from a check of plans that skip the whole network, for classes that are refused otherwise;
+rows of modular pipelines make a table of their own.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ Rows = list[dict[str, str]]
 
 def main(sources: list[Path]) -> None:
     results: dict[str, Rows] = defaultdict(list)
+    alone: dict[str, Rows] = defaultdict(list)
     for path in (
         file for source in sources for file in (sorted(source.glob("*.json")) if source.is_dir() else [source])
     ):
         for row in json.loads(path.read_text()):
             if hasattr(diffusers, row["pipeline"]):  # without wrappers that tests define
-                results[row["pipeline"]].append(row)
+                (alone if row.get("alone") else results)[row["pipeline"]].append(row)
     modular = {name: results.pop(name) for name in sorted(results) if name.endswith("ModularPipeline")}
     layouts = known_layouts()
     refused = {name: layout.why for name, layout in layouts.items() if isinstance(layout, Refused)}
     names = sorted((name for name in {*layouts, *results} if name not in refused), key=str.lower)
-    lines = [*_head([row for name in names for row in results.get(name, [])])]
+    lines = [*_head([row for rows in results.values() for row in rows])]
     lines += ["| pipeline | branches | checked |", "| --- | --- | --- |"]
     lines += [f"| {name} | {_branches(layouts.get(name))} | {_verdict(results.get(name, []))} |" for name in names]
     lines += [
@@ -44,15 +45,15 @@ def main(sources: list[Path]) -> None:
         "## Without plans of the guidance term",
         "",
         "With a plan of the guidance term `thg.enable` raises `UnsupportedPipelineError` for these, with the reason. "
-        "The default was checked: six of ten steps, twice the same, and the plain result again after "
-        "`thg.disable`.",
+        "Plans that skip the whole network were checked: six of ten steps, twice the same, and the plain result again "
+        "after `thg.disable`.",
         "",
-        "| pipeline | why | the default |",
+        "| pipeline | why | the whole network |",
         "| --- | --- | --- |",
     ]
     entirely = {name for name, layout in layouts.items() if isinstance(layout, Refused) and layout.entirely}
     for name in sorted(refused):
-        verdict = "refused as well" if name in entirely else _verdict(results.get(name, []))
+        verdict = "refused as well" if name in entirely else _verdict(alone.get(name) or results.get(name, []))
         lines.append(f"| {name} | {refused[name]} | {verdict} |")
     if modular:
         lines += [
@@ -67,7 +68,7 @@ def main(sources: list[Path]) -> None:
         ]
         lines += [f"| {name} | {_verdict(rows)} |" for name, rows in modular.items()]
     PAGE.write_text("\n".join(lines) + "\n")
-    print(f"{len(names)} pipelines, {len(refused)} with the default alone, {len(modular)} modular ones")
+    print(f"{len(names)} pipelines, {len(refused)} without plans of the guidance term, {len(modular)} modular ones")
 
 
 def _head(rows: Rows) -> list[str]:
