@@ -4,6 +4,7 @@
     python -m benchmarks.prior compare --steps 28 50                       # the prior, and neighbours of its numbers
     python -m benchmarks.prior law --steps 50 100                          # error against the number of evaluations
     python -m benchmarks.prior leaps --steps 20 28 50                      # what a single leap costs
+    python -m benchmarks.prior converged --counts 12 15 20 25 30           # many steps that leap, or fewer plain ones
 
 A cell is a network of `benchmarks.zoo`, a scheduler of diffusers, a number of steps and a guidance scale. Its quality
 is the relative difference of the final states from those of the plain run, in dB (40 dB is 1 %): the mean and the worst
@@ -33,11 +34,12 @@ from thg.pipelines.describe import describe
 from thg.plans.leaps import Estimate, Leaps
 from thg.plans.plan import Plan
 from thg.plans.run import RunInfo
-from thg.plans.tolerance import PRIOR, network_plan, within
+from thg.plans.tolerance import FREE_STEPS, LONGEST_RUN, PRIOR, network_plan, within
 
 Array = NDArray[np.float64]
 SAMPLES = 48
 ENOUGH = 55.0  # dB
+CONVERGED = 400  # steps
 
 
 def schedulers(kind: zoo.Member) -> dict[str, Callable[[], Any]]:
@@ -55,6 +57,7 @@ def schedulers(kind: zoo.Member) -> dict[str, Callable[[], Any]]:
     karras: dict[str, Any] = {"use_karras_sigmas": True}
     found: dict[str, Callable[[], Any]] = {
         "DDIM": lambda: diffusers.DDIMScheduler(**noise, **stable),
+        "DDIM, trailing": lambda: diffusers.DDIMScheduler(**noise, clip_sample=False, timestep_spacing="trailing"),
         "DPM++ 2M": lambda: diffusers.DPMSolverMultistepScheduler(**noise),
         "DPM++ 2M Karras": lambda: diffusers.DPMSolverMultistepScheduler(**noise, **karras),
         "UniPC": lambda: diffusers.UniPCMultistepScheduler(**noise),
@@ -136,9 +139,9 @@ class Bench:
     def measure(self, cell: Cell, plan: Plan) -> Measured:
         leaps = Leaps(plan, described(cell), Estimate(1.0))
         x, plain = self.run(cell, leaps), self.plain(cell)
-        errors = (x - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
         missed = leaps.estimated_error(x)
-        return Measured(plan.evaluations / plan.steps, _array(errors), np.ones(0) if missed is None else _array(missed))
+        share = plan.evaluations / plan.steps
+        return Measured(share, _differences(x, plain), np.ones(0) if missed is None else _array(missed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +156,17 @@ class Measured:
     @property
     def quality(self) -> Array:
         """Mean and worst 5 % in dB, and the mean of what is at most `ENOUGH`, by which the prior was chosen."""
-        decibels = -20 * np.log10(np.clip(self.errors, 1e-6, None))
+        decibels = _in_decibels(self.errors)
         return np.array([decibels.mean(), np.quantile(decibels, 0.05), np.minimum(decibels, ENOUGH).mean()])
+
+
+def _differences(states: Tensor, reference: Tensor) -> Array:
+    """Relative to the reference, per sample."""
+    return _array((states - reference).flatten(1).norm(dim=1) / reference.flatten(1).norm(dim=1))
+
+
+def _in_decibels(differences: Array) -> Array:
+    return -20 * np.log10(np.clip(differences, 1e-6, None))
 
 
 def _array(values: Tensor) -> Array:
@@ -257,6 +269,45 @@ def single_leaps(bench: Bench, chosen: Sequence[Cell]) -> None:
         print(f"{name}: exponents {', '.join(f'{value:.2f}' for value in exponents)}, residual {rest:.1f} dB")
 
 
+def against_converged(bench: Bench, networks: Sequence[str], counts: Sequence[int]) -> None:
+    """The distance from the converged result: of plain runs, and of leaps over five steps for each evaluated one.
+
+    Each with its best solver. counts: of evaluated steps; with guidance each is two evaluations.
+    """
+    print("| network | evaluated steps | plain | mean / worst 5 % in dB | leaps | mean / worst 5 % |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for name in networks:
+        solvers, scale = schedulers(zoo.MEMBERS[name]), zoo.MEMBERS[name].guidance
+        reference = bench.plain(Cell(name, "DPM++ 2M", CONVERGED, scale))
+        for count in counts:
+            plain, leaping = {}, {}
+            for solver in solvers:
+                plain[solver] = _quality(bench.plain(Cell(name, solver, count, scale)), reference)
+            for solver in solvers.keys() & {"DPM++ 2M", "DPM++ 2M Karras"}:
+                cell = Cell(name, solver, min(FREE_STEPS * count, LONGEST_RUN), scale)
+                run = described(cell)
+                leaping[solver] = _quality(bench.run(cell, Leaps(network_plan(run, count), run)), reference)
+            best = max(plain, key=lambda solver: plain[solver][0]), max(leaping, key=lambda solver: leaping[solver][0])
+            rows.append((count, *plain[best[0]], *leaping[best[1]]))
+            print(
+                f"| {name} | {count} | {best[0]} | {_shown(rows[-1][1:3])} | {best[1]} | {_shown(rows[-1][3:])} |",
+                flush=True,
+            )
+    for count in counts:
+        means = np.mean([row[1:] for row in rows if row[0] == count], axis=0)
+        print(f"| mean | {count} | | {_shown(means[:2])} | | {_shown(means[2:])} |")
+
+
+def _shown(decibels: Sequence[float] | Array) -> str:
+    return " / ".join(f"{value:.1f}" for value in decibels)
+
+
+def _quality(states: Tensor, reference: Tensor) -> tuple[float, float]:
+    decibels = _in_decibels(_differences(states, reference))
+    return float(decibels.mean()), float(np.quantile(decibels, 0.05))
+
+
 FIRST_ORDER, SECOND_ORDER = ("DDIM", "Euler"), ("DPM++ 2M",)
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "by_index": (0.5, 0.7),
@@ -274,7 +325,7 @@ GROUPS = {"choosing": zoo.CHOOSING, "kept-out": zoo.KEPT_OUT, "shipped": tuple(z
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("default", "compare", "law", "leaps"))
+    parser.add_argument("what", choices=("default", "compare", "law", "leaps", "converged"))
     parser.add_argument("--networks", choices=tuple(GROUPS), default="choosing")
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 28, 50, 100])
     parser.add_argument("--schedulers", nargs="+", default=[*FIRST_ORDER, *SECOND_ORDER])
@@ -290,6 +341,8 @@ def main() -> None:
         default_table(bench, chosen)
     elif options.what == "compare":
         compared(bench, chosen)
+    elif options.what == "converged":
+        against_converged(bench, GROUPS[options.networks], options.counts)
     elif options.what == "leaps":
         single_leaps(bench, [cell for cell in chosen if cell.kind.prediction != "sample"])
     else:

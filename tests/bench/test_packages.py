@@ -12,8 +12,6 @@ from thg.media import worst_mean
 
 PACKAGE = """
 import numpy as np
-from PIL import Image
-def load_image(path): return np.asarray(Image.open(path).convert("RGB"))
 def im2tensor(pixels): return pixels / 127.5 - 1
 class LPIPS:
     def __init__(self, net, verbose):

@@ -1,5 +1,6 @@
 """The dial: evaluations for a tolerance, and where they go."""
 
+import math
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -142,6 +143,13 @@ def test_hard_noise_levels_get_more_evaluations(steps, levels):
     assert count < more <= 1.3 * count
     allowed = PRIOR.usual * hard.response.total**PRIOR.power_of_response
     assert predicted_error(hard, grid(hard, more)) <= allowed < predicted_error(hard, grid(hard, more - 1))
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50])
+def test_a_solver_of_high_order_gets_more_evaluations(steps):
+    """PNDM and LMS have order 4."""
+    counts = [evaluations_within(0.01, replace(flow_run(steps), order=order)) for order in (1, 2, 3, 4)]
+    assert counts[0] == counts[1] < counts[2] < counts[3] <= math.ceil(1.42 * counts[0])
 
 
 def test_the_predicted_error_grows_with_the_square_of_the_leaps():

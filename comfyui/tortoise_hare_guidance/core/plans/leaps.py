@@ -197,7 +197,7 @@ def _precision(part: Tensor) -> torch.dtype:
     return torch.promote_types(part.dtype, torch.float32)
 
 
-HOPELESS = 2.0  # relative miss of a prediction, from which on a result is doubtful
+HOPELESS = 4.0  # relative miss of a prediction, from which on a result is doubtful; good runs reach 2.3
 BEGINNING = 0.25  # share of a run in which it is not: with almost no signal outputs may jump, to little effect
 
 
@@ -310,7 +310,7 @@ class Leaps:
         if self._gave_up_at is not None and self._gave_up_at + 1 < self.plan.steps:
             consequence = f"; from step {self._gave_up_at + 1} of {self.plan.steps} on everything was evaluated"
         return (
-            "this result may be wrong: a prediction has missed by more than twice the output itself (an unstable "
+            "this result may be wrong: a prediction has missed by more than four times the output itself (an unstable "
             f"sampler, conditions that contradict each other, or too few evaluated steps){consequence}"
         )
 

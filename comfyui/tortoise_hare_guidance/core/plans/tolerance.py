@@ -33,6 +33,8 @@ class Prior:
         order: the error decreases with this power of their number.
         guidance: above guidance scale 5 the number grows with this power of w - 1.
         without_corrector: the factor if nothing can be corrected. fewest: never fewer than this.
+        power_of_order: with a solver of order p above 2 it grows with this power of p / 2: the solver's weights have
+            different signs, and magnify what differs from one output to the next.
         usual, power_of_response: the predicted error of the leaps (`predicted_error`) that these numbers of evaluations
             leave on usual noise levels, over this power of the response's total. On harder ones (Karras', DDPM's linear
             betas) the number grows until it is no larger.
@@ -60,6 +62,7 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
+    power_of_order: float = 0.5
     usual: float = 0.05
     power_of_response: float = 0.3
     by_index: float = 0.6
@@ -155,6 +158,7 @@ def evaluations_within(error: float, run: RunInfo, effort: float = 1.0, prior: P
         return run.steps
     tightness: float = (DEFAULT_ERROR / error) ** (1 / prior.order)
     count: float = effort * tightness * _usual_count(run, prior) * _strength(run) ** prior.guidance
+    count *= max(1.0, run.order / 2) ** prior.power_of_order
     count *= prior.without_corrector if run.response is None else hardness(run, prior)
     return min(run.steps, max(prior.fewest, math.floor(count + 0.5)))
 

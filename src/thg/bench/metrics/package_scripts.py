@@ -30,14 +30,18 @@ the hub id or folder that the configuration names, if it does."""
 def lpips(job: Job) -> list[float]:
     """Zhang et al., 2018, with AlexNet, as the authors recommend for comparisons."""
     import lpips as package  # type: ignore[import-not-found, unused-ignore]
+    import numpy as np
+    import torch
+    from PIL import Image
 
     network = package.LPIPS(net="alex", verbose=False).eval()
 
-    def read(path: str) -> Any:
-        return package.im2tensor(package.load_image(path))
+    def read(path: str) -> Any:  # the package's own reader needs OpenCV, which it does not install
+        return package.im2tensor(np.asarray(Image.open(path).convert("RGB")))
 
     pairs = zip(job["samples"], job["plain"], strict=True)
-    return [float(network(read(sample), read(plain))) for sample, plain in pairs]
+    with torch.inference_mode():
+        return [float(network(read(sample), read(plain))) for sample, plain in pairs]
 
 
 def clean_fid(job: Job, kind: str) -> list[float]:
@@ -158,8 +162,9 @@ def _folders(job: Job) -> Iterator[list[str]]:
 
 
 class Script(NamedTuple):
-    """A metric: its function, the module that it imports, the name of its package on PyPI; which direction is better,
-    what it needs besides the samples ("pairs", "set" or "prompts"), and whether it measures sounds."""
+    """A metric: its function, the module that it imports, its package on PyPI, with the version if it was run here;
+    which direction is better, what it needs besides the samples ("pairs", "set" or "prompts"), and whether it measures
+    sounds."""
 
     run: Callable[[Job], list[float]]
     module: str
@@ -170,9 +175,9 @@ class Script(NamedTuple):
 
 
 SCRIPTS = {
-    "lpips": Script(lpips, "lpips", "lpips", "lower", "pairs"),
-    "fid": Script(partial(clean_fid, kind="FID"), "cleanfid", "clean-fid", "lower", "set"),
-    "kid": Script(partial(clean_fid, kind="KID"), "cleanfid", "clean-fid", "lower", "set"),
+    "lpips": Script(lpips, "lpips", "lpips==0.1.4", "lower", "pairs"),
+    "fid": Script(partial(clean_fid, kind="FID"), "cleanfid", "clean-fid==0.1.35", "lower", "set"),
+    "kid": Script(partial(clean_fid, kind="KID"), "cleanfid", "clean-fid==0.1.35", "lower", "set"),
     "cmmd": Script(cmmd, "transformers", "transformers", "lower", "set"),
     "clip_score": Script(clip_score, "transformers", "transformers", "higher", "prompts"),
     "image_reward": Script(image_reward, "ImageReward", "image-reward", "higher", "prompts"),
