@@ -28,7 +28,7 @@ SHOWS = {  # what `thg.summary` prints
     "sdxl.py": "StableDiffusionXLPipeline: 26 network evaluations instead of 80",
     "sd35_large.py": "StableDiffusion3Pipeline: 38 network evaluations instead of 56",
     "wan_video.py": "WanPipeline: 36 network evaluations instead of 100",
-    "audioldm2.py": "AudioLDM2Pipeline: 48 network evaluations instead of 400",
+    "audioldm2.py": "AudioLDM2Pipeline: 58 network evaluations instead of 400",
 }
 OWN_MODEL = {"minimal.py": (), "calibrate_and_save.py": ("12",)}  # arguments after the model
 NO_MODEL = sorted(

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
 """The paper's networks, where a configuration may name others: hub ids or folders."""
 
@@ -30,7 +32,6 @@ the hub id or folder that the configuration names, if it does."""
 def lpips(job: Job) -> list[float]:
     """Zhang et al., 2018, with AlexNet, as the authors recommend for comparisons."""
     import lpips as package  # type: ignore[import-not-found, unused-ignore]
-    import numpy as np
     import torch
     from PIL import Image
 
