@@ -61,7 +61,7 @@ class Prior:
     guidance: float = 0.4
     without_corrector: float = 1.35
     fewest: int = 3
-    power_of_order: float = 0.5
+    power_of_order: float = 0.55
     usual: float = 0.05
     power_of_response: float = 0.3
     by_index: float = 0.6
