@@ -6,12 +6,13 @@ from collections import Counter
 import diffusers
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from thg.models import load_folder
 from thg.models.emoji_prompts import EMOJI_PROMPTS
 from thg.models.judge import EmojiJudge, EmojiJudgeNetwork
-from training.emoji import denoiser, export
-from training.emoji.autoencoder import CHANNELS, DEVIATION, build_autoencoder, compute_encoder, encode
+from training.emoji import decoder, denoiser, export
+from training.emoji.autoencoder import CHANNELS, DEVIATION, build_autoencoder, compute_encoder, encode, load_autoencoder
 from training.emoji.batches import FAMILY_EXPONENT, RECOLOURED_SHARE, Batches, emoji_tokenizer, family_weights
 from training.emoji.captions import caption, caption_words
 from training.emoji.data import COLOURED, FONT, NAMES, as_floats, in_scope, load_emoji, read_names
@@ -160,6 +161,49 @@ def test_judge_ranks_by_likeness():
 def test_example_prompts_are_names_of_the_basic_scope():
     seen = {one.full_name for one in read_names() if in_scope(one, "basic") and not one.held_out}
     assert set(EMOJI_PROMPTS) <= seen
+
+
+def test_the_decoder_learns_from_latents_that_the_model_has_made(tmp_path):
+    """From the shipped weights: they are near those of pictures, but not the same, and each stage can go on."""
+    command = ["--work", str(tmp_path), "--threads", "1", "--batch", "3", "--checkpoint-every", "1", "--count", "4"]
+    before = load_autoencoder(tmp_path).decoder.state_dict()
+    decoder.main([*command, "--steps", "1"])
+    made = load_file(tmp_path / "emoji_denoised.safetensors")
+    assert (made["latents"].shape, made["of"].shape) == ((4, CHANNELS, 16, 16), (4,))
+    batches = Batches(tmp_path, "basic", emoji_tokenizer())
+    difference = (made["latents"] - batches.latents[made["of"]]).std().item()
+    assert 0.05 < difference < 0.8
+    once = load_autoencoder(tmp_path).decoder.state_dict()
+    decoder.main([*command, "--steps", "2"])
+    twice = load_autoencoder(tmp_path).decoder.state_dict()
+    changed = [any((a[name] != b[name]).any() for name in a) for a, b in ((before, once), (once, twice))]
+    assert changed == [True, True]
+
+
+def test_places_that_show_something_else_are_left_out():
+    real = torch.zeros(2, CHANNELS, 16, 16)
+    made = real.clone()
+    made[1, :, :, 8:] = 1.0
+    faithful = decoder.faithful_places(made, real)
+    assert faithful[0].all()
+    assert faithful[1].any(0).nonzero().flatten().tolist() == list(range(6))  # the surroundings of others are wrong
+    with pytest.raises(SystemExit, match="train it first"):
+        decoder.faithful_places(real + 1, real)
+
+
+def test_the_decoder_s_loss_counts_spots_more_than_shades_and_nothing_where_it_cannot_be_seen():
+    pixels = torch.zeros(1, 3, 16, 16)
+    pixels[:, :, :, 8:] = 1.0
+    counted = torch.ones(1, 4, 4)
+    shade = torch.zeros(1, 3, 16, 16)
+    shade[:, :, 4:8, 2:6] = 0.1
+    spots = 0.1 * (torch.arange(16)[:, None] + torch.arange(16)).remainder(2) * (shade > 0)
+    losses = [float(decoder.restoration_loss(pixels + wrong, pixels, counted)) for wrong in (0, shade, spots)]
+    assert losses[0] == 0.0 < losses[1] < losses[2]
+    whiter = (pixels == 1) * 0.3
+    assert float(decoder.restoration_loss(pixels + whiter, pixels, counted)) == 0.0
+    assert float(decoder.restoration_loss(pixels - whiter, pixels, counted)) > 0.1
+    assert float(decoder.restoration_loss(pixels - shade, pixels, torch.zeros(1, 4, 4))) == 0.0
 
 
 def test_trained_model_is_exported_as_a_pipeline(tmp_path, network):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, prompt_for
+from thg.models import GARMENTS, SHIPPED, TONES, prompt_for
 from thg.models.judge import Judge
 
 TOLERANCE = 2e-3
@@ -76,6 +76,6 @@ def test_garments_and_tones_are_what_was_asked(pipe, draw):
     name = "flow" if hasattr(pipe, "transformer") else "eps"
     labels = torch.tensor([label for label, _ in asked])
     tones = torch.tensor([tone for _, tone in asked])
-    verdict = Judge.load()(draw(pipe, prompts, steps=15, guidance_scale=DEFAULT_GUIDANCE[name]), labels)
+    verdict = Judge.load()(draw(pipe, prompts, steps=15, guidance_scale=SHIPPED[name].guidance_scale), labels)
     assert (verdict.garments == labels).float().mean() >= 0.9
     assert (verdict.tones == tones).float().mean() >= 0.7

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from training.emoji import autoencoder, denoiser, evaluate, export, judge
+from training.emoji import autoencoder, decoder, denoiser, evaluate, export, judge
 from training.emoji.data import Scope
 
 
@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scratch", action="store_true", help="do not begin with the shipped weights")
     parser.add_argument("--steps", type=int, default=3000, help="updates of the denoiser")
     parser.add_argument("--decoder-steps", type=int, default=2500, help="updates of the decoder")
+    parser.add_argument("--refine-steps", type=int, default=12000, help="updates of the decoder on the model's latents")
     parser.add_argument("--judge-steps", type=int, default=1200, help="updates of the judge")
     parser.add_argument("--bfloat16", action="store_true", help="for the denoiser, on a CPU that has it")
     parser.add_argument("--threads", type=int, default=1)
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     autoencoder.main([*common, *start, "--steps", str(options.decoder_steps)])
     judge.main([*common, "--steps", str(options.judge_steps)])
     denoiser.main([*common, *start, *precision, "--scope", options.scope, "--steps", str(options.steps)])
+    decoder.main([*common, "--scope", options.scope, "--steps", str(options.refine_steps)])
     export.main(["--work", str(options.work), "--scope", options.scope])
     evaluate.main(
         ["--scope", options.scope, "--threads", str(options.threads), "--sheet", str(options.work / "emoji.png")]

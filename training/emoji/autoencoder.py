@@ -39,7 +39,7 @@ def build_autoencoder() -> AutoencoderTiny:
         encoder_block_out_channels=(3 * PATCH**2,) * 3,
         decoder_block_out_channels=(32, 32, 32),
         num_encoder_blocks=(0, 0, 0),
-        num_decoder_blocks=(3, 2, 0),
+        num_decoder_blocks=(7, 4, 0),
         latent_channels=CHANNELS,
         scaling_factor=1 / DEVIATION,
     )
@@ -52,6 +52,10 @@ def build_autoencoder() -> AutoencoderTiny:
         if name.endswith("conv.4"):  # the last of a residual block, which so begins as the identity
             nn.init.zeros_(layer.weight)
     return network
+
+
+TRAINED, REFINED = "emoji_decoder", "emoji_decoder_refined"
+"""The decoder after this stage, and after the last one (`training.emoji.decoder`)."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,16 @@ def shipped_part(name: str) -> Path:
 
 def load_autoencoder(work: Path) -> AutoencoderTiny:
     """The encoder and the decoder as far as this folder has them, the shipped ones otherwise."""
-    encoder, decoder = work / "emoji_encoder.safetensors", work / "emoji_decoder.ckpt.safetensors"
+    encoder = work / "emoji_encoder.safetensors"
     network = build_autoencoder()
-    if not encoder.exists():  # from_pretrained alone would export the path of the folder, too
+    if encoder.exists():
+        network.encoder.load_state_dict(load_file(encoder))
+    else:  # from_pretrained alone would export the path of the folder, too
         shipped = AutoencoderTiny.from_pretrained(shipped_part("vae"), torch_dtype=torch.float32)
         network.load_state_dict(shipped.state_dict())
-        return network.eval()
-    network.encoder.load_state_dict(load_file(encoder))
-    if decoder.exists():
+    found = (work / f"{name}.ckpt.safetensors" for name in (REFINED, TRAINED))
+    decoder = next((path for path in found if path.exists()), None)
+    if decoder is not None:
         average = {name: value for name, value in load_file(decoder).items() if name.startswith("average.")}
         network.decoder.load_state_dict({name.removeprefix("average."): value for name, value in average.items()})
     return network.eval()
@@ -121,7 +127,10 @@ def encode(network: AutoencoderTiny, pictures: torch.Tensor) -> torch.Tensor:
 def draw_crops(
     latents: torch.Tensor, pictures: torch.Tensor, count: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Squares of latents with their pixels; of three candidates the one with the most contrast, to see little white."""
+    """Squares of latents, with noise, and their pixels.
+
+    Of three candidates the one with the most contrast, to see little white.
+    """
     found = []
     for _ in range(count):
         candidates = []
@@ -130,9 +139,15 @@ def draw_crops(
             top, left = torch.randint(latents.shape[-1] - CROP + 1, (2,), generator=generator).tolist()
             candidates.append((latents[index, :, top : top + CROP, left : left + CROP], index, top, left))
         found.append(max(candidates, key=lambda one: float(one[0].var(dim=(1, 2)).sum())))
+    inputs = torch.stack([square for square, *_ in found])
+    noise = NOISE * DEVIATION * torch.randn(inputs.shape, generator=generator)
+    return inputs + noise, torch.stack([pixels_of(pictures[i], top, left) for _, i, top, left in found])
+
+
+def pixels_of(picture: torch.Tensor, top: int, left: int) -> torch.Tensor:
+    """The pixels of the square of latents at this place."""
     side = PATCH * CROP
-    pixels = [pictures[i, :, PATCH * top :, PATCH * left :][:, :side, :side] for _, i, top, left in found]
-    return torch.stack([square for square, *_ in found]), as_floats(torch.stack(pixels))
+    return as_floats(picture[:, PATCH * top :, PATCH * left :][:, :side, :side])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -158,10 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     def loss_of(generator: torch.Generator) -> torch.Tensor:
         inputs, pixels = draw_crops(latents, pictures, options.batch, generator)
-        noise = NOISE * DEVIATION * torch.randn(inputs.shape, generator=generator)
-        return F.l1_loss(network.decoder(inputs + noise), pixels)
+        return F.l1_loss(network.decoder(inputs), pixels)
 
-    train(network.decoder, loss_of, options, "emoji_decoder")
+    train(network.decoder, loss_of, options, TRAINED)
 
 
 if __name__ == "__main__":

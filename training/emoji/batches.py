@@ -34,7 +34,8 @@ class Batches:
         real, pictures = [emoji[index] for index in seen], pictures[seen]
         others, other_pictures = recoloured(real, pictures)
         self.emoji = [*real, *others]
-        self.latents = encode(load_autoencoder(work), torch.cat([pictures, other_pictures]))
+        self.pictures = torch.cat([pictures, other_pictures])
+        self.latents = encode(load_autoencoder(work), self.pictures)
         self.tokenizer = tokenizer
         weights = family_weights(real)
         each = weights.sum() * RECOLOURED_SHARE / (1 - RECOLOURED_SHARE) / len(others)
@@ -42,13 +43,18 @@ class Batches:
 
     def draw(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents (size, 8, 16, 16) and token ids (size, MAX_LENGTH)."""
+        picked, tokens = self.pick(size, generator)
+        return self.latents[picked], tokens
+
+    def pick(self, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of pictures, and token ids of captions of theirs."""
         picked = torch.multinomial(self.weights, size, generator=generator)
         dice = random.Random(int(torch.randint(2**62, (), generator=generator)))
         captions = [caption(self.emoji[index], dice) for index in picked.tolist()]
         tokens = self.tokenizer(
             captions, padding="max_length", max_length=MAX_LENGTH, truncation=True, return_tensors="pt"
         ).input_ids
-        return self.latents[picked], tokens
+        return picked, tokens
 
 
 def family_weights(emoji: list[Emoji]) -> torch.Tensor:

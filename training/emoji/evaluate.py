@@ -1,4 +1,4 @@
-"""Stage 5: measure the model as the judge sees it (recall of captions, Frechet distance), and make a sheet."""
+"""Stage 6: measure the model as the judge sees it (recall of captions, Frechet distance), and make a sheet."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Stage 4: the trained parts as a diffusers pipeline in half precision with the names of its emoji, and the judge.
+"""Stage 5: the trained parts as a diffusers pipeline in half precision with the names of its emoji, and the judge.
 
 The weights are the averages of the last checkpoints, so a model can be exported while its training goes on.
 """
@@ -22,7 +22,7 @@ from training.emoji.autoencoder import load_autoencoder
 from training.emoji.batches import emoji_tokenizer
 from training.emoji.captions import known_words
 from training.emoji.data import Scope, as_floats, drawn_emoji, in_scope, load_emoji
-from training.emoji.denoiser import build_model, build_scheduler
+from training.emoji.denoiser import build_model, build_scheduler, load_shipped
 from training.export import MODELS, export
 from training.loop import save_atomically
 
@@ -31,12 +31,16 @@ CAPTIONS = 500
 
 
 def emoji_pipeline(work: Path) -> StableDiffusionPipeline:
-    """The model of the last checkpoint, in single precision."""
+    """The model of the last checkpoints, or the shipped one as far as there are none, in single precision."""
     tokenizer = emoji_tokenizer()
     model = build_model(tokenizer)
-    with safe_open(work / "emoji.ckpt.safetensors", framework="pt") as file, torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(file.get_tensor(f"average.{name}"))
+    checkpoint = work / "emoji.ckpt.safetensors"
+    if checkpoint.exists():
+        with safe_open(checkpoint, framework="pt") as file, torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(file.get_tensor(f"average.{name}"))
+    else:
+        load_shipped(model)
     return StableDiffusionPipeline(
         vae=load_autoencoder(work),
         text_encoder=model["text_encoder"],
