@@ -4,7 +4,8 @@
     python .github/release.py addresses https://host/owner/thg v0.2.0
 
 The second changes README.md and pyproject.toml in place, before a build: relative links and pictures become absolute
-ones of this tag, and the project gets its addresses. In the repository they stay relative, so that forks are right too.
+ones of this tag, the project gets its addresses, and README installs by name instead of from a clone. In the repository
+they stay relative, so that forks are right too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def absolute(text: str, home: str, tag: str) -> str:
     return IMAGE.sub(rf"\1{home}/raw/{tag}/", LINK.sub(replaced, text))
 
 
+def by_name(text: str) -> str:
+    """README of a release: its installations from a clone are those from the package index."""
+    text = re.sub(r" in a clone\s+\(the distribution is called tortoise-hare-guidance\)", "", text)
+    return text.replace('pip install ".[', 'pip install "tortoise-hare-guidance[')
+
+
 def with_addresses(text: str, home: str) -> str:
     """pyproject.toml with the project's addresses."""
     pages = {"Homepage": "", "Documentation": "/tree/main/docs", "Changelog": "/blob/main/CHANGELOG.md"}
@@ -49,7 +56,7 @@ def with_addresses(text: str, home: str) -> str:
 
 def addresses(home: str, tag: str) -> None:
     readme, project = ROOT / "README.md", ROOT / "pyproject.toml"
-    readme.write_text(absolute(readme.read_text(encoding="utf-8"), home, tag), encoding="utf-8")
+    readme.write_text(absolute(by_name(readme.read_text(encoding="utf-8")), home, tag), encoding="utf-8")
     project.write_text(with_addresses(project.read_text(encoding="utf-8"), home), encoding="utf-8")
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 import thg
-from thg.models import DEFAULT_GUIDANCE
+from thg.models import SHIPPED
 from thg.models.garments import mixed_prompts
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 
 OVERHEAD_LIMIT, PLANNING_LIMIT = 0.10, 1.0
 
@@ -49,7 +49,7 @@ def main() -> int:
     torch.set_num_threads(1)
     pipe: Any = thg.shipped_pipeline(args.model)
     pipe.set_progress_bar_config(disable=True)
-    prompts, scale = mixed_prompts(args.samples), DEFAULT_GUIDANCE[args.model]
+    prompts, scale = mixed_prompts(args.samples), SHIPPED[args.model].guidance_scale
 
     def plain() -> None:
         pipe(prompts, num_inference_steps=args.steps, guidance_scale=scale, output_type="latent")

@@ -171,10 +171,10 @@ def main() -> None:
 
 def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     print(f"network {options.network_ms:g} ms, {options.steps} steps, latents {tuple(options.shape)} float32")
-    print(f"{'solver':10}{'run':26}{'NFE':>5}{'loop, us/step':>15}{'overhead':>10}{'extra latents':>15}")
+    print(f"{'solver':10}{'run':26}{'evaluations':>12}{'loop, us/step':>15}{'overhead':>10}{'extra latents':>15}")
     for row in rows:
         print(
-            f"{row['solver']:10}{row['run']:26}{row['nfe']:5}{row['loop_us']:15.0f}{row['overhead']:10.1%}"
+            f"{row['solver']:10}{row['run']:26}{row['nfe']:12}{row['loop_us']:15.0f}{row['overhead']:10.1%}"
             f"{row['extra_latents']:15.1f}"
         )
     within = all(

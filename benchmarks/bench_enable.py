@@ -1,6 +1,7 @@
 """What `thg.enable` gains on the shipped models: seconds against plain CFG, and fidelity at equal evaluations.
 
     python benchmarks/bench_enable.py --out runs/enable
+    python benchmarks/bench_enable.py --models emoji --threads 2 --out runs/enable_emoji
 
 Speed: one run of the pipeline with plain CFG (thg not enabled at all), one without guidance, and one with each method,
 in turn, several times; the best time of each counts, since other work on the machine only ever adds. Target: at least
@@ -22,28 +23,29 @@ from typing import Any
 import torch
 
 import thg
-from thg.bench.config import Model
+from thg.bench.config import ModelTable
 from thg.bench.methods import as_policy
 from thg.bench.methods.baselines import CFGCache, CFGCacheFFT
 from thg.bench.methods.policy import Pilot, PlainCFG, Policy, Prepared
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
-from thg.bench.samples import load_pipeline, sample
+from thg.bench.samples import load_pipeline, run_pipeline
 from thg.distribution import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr
-from thg.models import DEFAULT_GUIDANCE, EXAMPLE_PROMPTS
+from thg.models import SHIPPED, ShippedName
 from thg.plots.charts import Point, draw_frontier
 
 SHARES = (0.57, 0.60, 0.65, 0.70)
 """Budgets, as shares of plain CFG's evaluations."""
 TARGET = 0.95
 MODELS = {
-    "eps": Model(shipped="eps"),
-    "flow": Model(shipped="flow", call={"max_sequence_length": 1}),  # it does not support longer texts
+    "eps": ModelTable(shipped="eps"),
+    "flow": ModelTable(shipped="flow", call={"max_sequence_length": 1}),  # it does not support longer texts
+    "emoji": ModelTable(shipped="emoji"),
 }
 
 
-def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[str, Policy, Prepared]]:
+def policies(name: ShippedName, pipe: Any, steps: int) -> dict[str, tuple[str, Policy, Prepared]]:
     """By name: the family for the plot, the policy, and what was prepared for it. Programs that fail are left out."""
     found: dict[str, tuple[str, Policy, Prepared]] = {"CFG": ("cfg", PlainCFG(), {})}
     for nfe in (round(share * 2 * steps) for share in SHARES):
@@ -57,28 +59,33 @@ def policies(pipe: Any, steps: int, guidance_scale: float) -> dict[str, tuple[st
     paper = thg.preset("sd15")
     if paper.steps == steps:
         found[f"THG, the paper's plan {paper.nfe}"] = ("thg", as_policy(paper, steps), {})
-    prompts = list(EXAMPLE_PROMPTS)
-    pilot = Pilot(pipe, prompts, steps, guidance_scale, lambda: draw(pipe, 2, steps, guidance_scale))
+    about = SHIPPED[name]
+    scale = about.guidance_scale
+    pilot = Pilot(pipe, list(about.examples), steps, scale, lambda: draw(name, pipe, 2, steps, scale))
     for program in (DeepCache(), FasterCache(), CacheDiT()):
-        name = type(program).__name__
+        title = type(program).__name__
         try:
-            found[name] = (name, program, program.prepare(pilot))
+            found[title] = (title, program, program.prepare(pilot))
         except CacheError as error:
             print(f"  left out: {error}", flush=True)
     return found
 
 
-def draw(pipe: Any, count: int, steps: int, guidance_scale: float) -> torch.Tensor:
-    prompts = [EXAMPLE_PROMPTS[i % len(EXAMPLE_PROMPTS)] for i in range(count)]
-    model = MODELS["flow" if hasattr(pipe, "transformer") else "eps"]
-    return sample(pipe, model, prompts, range(count), 0, steps, guidance_scale).values
+def draw(name: ShippedName, pipe: Any, count: int, steps: int, guidance_scale: float) -> torch.Tensor:
+    examples = SHIPPED[name].examples
+    prompts = [examples[i % len(examples)] for i in range(count)]
+    return run_pipeline(pipe, MODELS[name], prompts, range(count), 0, steps, guidance_scale).values
 
 
-def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], list[Point]]:
+def measure(
+    name: ShippedName, steps: int, repeats: int, families: list[str]
+) -> tuple[list[dict[str, Any]], list[Point]]:
     """The rows of one shipped model."""
     pipe = load_pipeline(MODELS[name], "cpu")
-    guidance_scale = DEFAULT_GUIDANCE["flow" if name == "flow" else "eps"]
-    chosen = policies(pipe, steps, guidance_scale)
+    guidance_scale = SHIPPED[name].guidance_scale
+    chosen = {
+        title: found for title, found in policies(name, pipe, steps).items() if found[0] in families or not families
+    }
     best: dict[tuple[str, int], float] = {}
     unguided = {1: math.inf, 16: math.inf}
     pictures: dict[str, torch.Tensor] = {}
@@ -86,12 +93,12 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
     for batch in (1, 16):
         for _ in range(repeats if batch > 1 else 3 * repeats):
             started = time.perf_counter()
-            draw(pipe, batch, steps, 1.0)
+            draw(name, pipe, batch, steps, 1.0)
             unguided[batch] = min(unguided[batch], time.perf_counter() - started)
             for method, (_, policy, prepared) in chosen.items():
                 with policy.applied(pipe, prepared) as evaluations:
                     started = time.perf_counter()
-                    pictures[method] = draw(pipe, batch, steps, guidance_scale)
+                    pictures[method] = draw(name, pipe, batch, steps, guidance_scale)
                     seconds = time.perf_counter() - started
                     nfe[method] = evaluations(batch)[0]
                 best[method, batch] = min(seconds, best.get((method, batch), math.inf))
@@ -114,7 +121,7 @@ def measure(name: str, steps: int, repeats: int) -> tuple[list[dict[str, Any]], 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| method | NFE | PSNR dB | ideal | "
+        "| method | evaluations | PSNR dB | ideal | "
         + " | ".join(f"batch {b}, s | speed-up | of ideal | of possible" for b in (1, 16))
         + " |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -137,15 +144,16 @@ def _least(rows: list[dict[str, Any]], batch: int, of: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/enable"), help="where the report goes")
-    parser.add_argument("--models", nargs="+", default=["eps", "flow"], choices=["eps", "flow"])
+    parser.add_argument("--models", nargs="+", default=["eps", "flow"], choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--families", nargs="*", default=[], help="such as cfg tapered (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; one is steadier than several (default: 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     about = environment("cpu")
     text = [
-        "# thg.enable on the shipped models",
+        f"# thg.enable on the shipped models {', '.join(options.models)}",
         "",
         f"{about['device']}, {about['threads']} threads, {about['date']}, commit {about['commit']}. "
         f"{options.steps} steps; best of {3 * options.repeats} runs at batch 1 and {options.repeats} at 16; "
@@ -154,7 +162,7 @@ def main() -> None:
     everything = []
     for name in options.models:
         print(f"model {name}", flush=True)
-        rows, points = measure(name, options.steps, options.repeats)
+        rows, points = measure(name, options.steps, options.repeats, options.families)
         everything += rows
         ours = [row for row in rows if row["method"].startswith("thg ")]
         verdict = "; ".join(

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from thg.bench.config import SHIPPED_CONFIG, BenchConfig, load_config, override, parse_config
-from thg.bench.run import Runner
-from thg.bench.samples import load_pipeline, load_prompts, sample
+from thg.bench.runner import Runner
+from thg.bench.samples import load_pipeline, load_prompts, run_pipeline
 from thg.bench.store import BenchmarkRun
 from thg.distribution import environment
 from thg.files import write_atomically
@@ -47,7 +47,7 @@ def bare(config: BenchConfig, pipe: object, prompts: list[str]) -> float:
     started = time.perf_counter()
     for first in range(0, config.count, config.batch_size):
         batch = range(first, min(first + config.batch_size, config.count))
-        sample(pipe, config.model, prompts, batch, config.seed, config.steps, config.guidance_scale)
+        run_pipeline(pipe, config.model, prompts, batch, config.seed, config.steps, config.guidance_scale)
     return time.perf_counter() - started
 
 

@@ -27,7 +27,7 @@ from thg.bench.methods.third_party import CacheDiT, DeepCache, ThirdPartyCache
 from thg.distribution import environment
 from thg.files import write_atomically
 from thg.media import mean_psnr, psnr, worst_mean
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, benchmark_prompts
+from thg.models import SHIPPED, benchmark_prompts
 from thg.processes import generators
 from thg.sampling import counted_work
 
@@ -122,7 +122,7 @@ class Bench:
     def __init__(self, model: Any, samples: int) -> None:
         self.pipe: Any = thg.shipped_pipeline(model)
         self.pipe.set_progress_bar_config(disable=True)
-        self.call = {"guidance_scale": DEFAULT_GUIDANCE[model], "output_type": "np", **DEFAULT_CALL[model]}
+        self.call = {"guidance_scale": SHIPPED[model].guidance_scale, "output_type": "np", **SHIPPED[model].call}
         self.prompts = [prompt for prompt, _, _ in benchmark_prompts(-(-samples // 10))][:samples]
         with counted_work(self.pipe) as work:
             self.plain = self.pictures(STEPS)

@@ -25,8 +25,8 @@ import torch
 
 import thg
 from thg.files import write_atomically
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE, SHIPPED
-from thg.models.schedulers import Schedulers
+from thg.models import SHIPPED
+from thg.models.scheduler_choice import Schedulers
 from thg.plans.tolerance import DEFAULT_ERROR
 
 HELD_OUT = 7_000_000  # the first seed; those from 4,000,000 to here have chosen the grids
@@ -52,7 +52,7 @@ class Model:
             prompts = self.prompts[start : start + self.batch]
             seeds = [torch.Generator().manual_seed(HELD_OUT + start + k) for k in range(len(prompts))]
             call = {"prompt": prompts, "generator": seeds, "num_inference_steps": steps, "guidance_scale": scale}
-            call |= {"output_type": "latent", **DEFAULT_CALL[self.name]}
+            call |= {"output_type": "latent", **SHIPPED[self.name].call}
             if plan is False:
                 made.append(self.pipe(**call).images)
                 continue
@@ -88,7 +88,7 @@ class Model:
 def cells(options: argparse.Namespace) -> Iterator[tuple[Any, str, int, float]]:
     for model in options.models:
         schedulers = options.schedulers or (FIRST_ORDER[model], *SECOND_ORDER)
-        scales = [DEFAULT_GUIDANCE[model], *options.scales]
+        scales = [SHIPPED[model].guidance_scale, *options.scales]
         yield from product((model,), schedulers, options.steps, scales)
 
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 import thg
-from thg.bench.config import Model
+from thg.bench.config import ModelTable
 from thg.bench.samples import load_pipeline
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
 from thg.models.garments import mixed_prompts
+from thg.models.shipped import about
 from thg.plans.planners import look_before_you_leap, m_max
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.processes import find_shard
 from thg.profiles.profile import Profile
 from thg.prompts import read_prompts
@@ -53,7 +53,7 @@ def grid_of(rows: Rows, chosen: Any, w: float, rho: float) -> Grid:
 def by_guidance_scale(profiles: dict[float, Profile], rho: float, w0: float, steps: int) -> list[str]:
     """Table 1: a line for each scale, with the same rho and with the same (w - 1) / rho."""
     own = profiles[w0].planner(rho=rho).plan(RunInfo.of(steps, w0))
-    lines = ["| guidance scale | rho | IoU | NFE | grid |", "|---|---|---|---|---|"]
+    lines = ["| guidance scale | rho | IoU | evaluations | grid |", "|---|---|---|---|---|"]
     for w, profile in sorted(profiles.items()):
         for each in sorted({rho, rho * (w - 1) / (w0 - 1)}):
             plan = profile.planner(rho=each).plan(RunInfo.of(steps, w))
@@ -95,14 +95,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     shipped = options.model in ("eps", "flow")
     given: dict[str, Any] = {"shipped": options.model} if shipped else {"source": options.model}
-    model = Model(scheduler=options.scheduler, dtype=options.dtype, **given)
+    model = ModelTable(scheduler=options.scheduler, dtype=options.dtype, **given)
     if options.prompts is not None:
         prompts = read_prompts(options.prompts, options.column, options.samples)
     elif shipped:
         prompts = mixed_prompts(options.samples)
     else:
         parser.error("a model that is not shipped needs --prompts")
-    default = DEFAULT_GUIDANCE.get(options.model, 7.5)
+    default = about(options.model).guidance_scale or 7.5
     scales = sorted(options.scales or (default - 1, default, default + 1))
     w0 = scales[len(scales) // 2]
     pipe = load_pipeline(model, find_shard(None, options.device).device)
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
             sensitivity=0,
             algorithm3=True,
             folder=folders[w],
-            call=DEFAULT_CALL.get(options.model, {}),
+            call=about(options.model).call,
         )
         for w in scales
     }

@@ -23,7 +23,12 @@ TABLES |= {
     name: name for name in ("shipped_audio", "shipped_emoji_dpm20", "shipped_emoji_dpm30", "shipped_emoji_ddim50")
 }
 TABLES |= {name: name for name in ("converged_eps", "converged_flow", "converged_emoji")}
-SCRIPTS = {"enable": "bench_enable.py", "beyond": "beyond_twice.py", "harness": "bench_harness.py"}
+SCRIPTS = {
+    "enable": "bench_enable.py",
+    "enable_emoji": "bench_enable.py --models emoji --threads 2 --steps 20 --repeats 4 --families cfg tapered",
+    "beyond": "beyond_twice.py",
+    "harness": "bench_harness.py",
+}
 PARTS = [*TABLES, *SCRIPTS]
 
 
@@ -32,10 +37,12 @@ def command(part: str, out: Path, count: int | None) -> list[str]:
     if part in SCRIPTS:
         fewer = {
             "enable": "--repeats 1 --steps 20",
+            "enable_emoji": "--repeats 1",
             "beyond": f"--samples {count}",
             "harness": "--repeats 1 --samples 50 200",
         }[part]
-        return [str(HERE / SCRIPTS[part]), "--out", str(out), *(fewer.split() if count else [])]
+        script, *options = SCRIPTS[part].split()
+        return [str(HERE / script), *options, "--out", str(out), *(fewer.split() if count else [])]
     table = TABLES[part]
     config = [] if table is None else ["--config", str(HERE / f"{table}.toml")]
     return ["-m", "thg", "bench", *config, "--out", str(out), *(["--count", f"{count}"] if count else [])]
@@ -51,8 +58,9 @@ tables of the paper (`benchmarks/*.toml` with SD 1.5, SD 3.5 Large and AudioLDM 
 weights and have not been run here.
 
 Seconds were measured on a virtual machine with two cores and vary by 10 to 20 % from run to run; evaluations and
-fidelity do not vary. On such small networks half a batch takes more than half the time, and the decoder and Python take
-as long as before; "of possible" compares with the speed-up of skipped steps that a run without guidance measures.
+fidelity do not vary. Two parts were measured at a time, each with one thread; thg.enable on the emoji model alone, with
+both cores. On such small networks half a batch takes more than half the time, and the decoder and Python take as long
+as before; "of possible" compares with the speed-up of skipped steps that a run without guidance measures.
 """
 
 

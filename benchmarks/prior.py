@@ -33,7 +33,7 @@ from thg.files import write_atomically
 from thg.pipelines.describe import describe
 from thg.plans.leaps import Estimate, Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import FREE_STEPS, LONGEST_RUN, PRIOR, network_plan, within
 
 Array = NDArray[np.float64]

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 import thg
 from thg.files import write_atomically
-from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, ShippedName
+from thg.models import GARMENTS, TONES, ShippedName
+from thg.models.shipped import about
 from thg.ode.mixture import GaussianMixture
 from training.data import DEBIAN_FOLDER, load_split
 from training.emoji.data import as_floats, load_emoji
@@ -424,8 +425,8 @@ class Shipped:
 
 
 SHIPPED = {
-    "shipped, noise": Shipped("eps", "epsilon", STABLE, DEFAULT_GUIDANCE["eps"]),
-    "shipped, flow": Shipped("flow", "flow", {}, DEFAULT_GUIDANCE["flow"]),
+    "shipped, noise": Shipped("eps", "epsilon", STABLE, about("eps").guidance_scale),
+    "shipped, flow": Shipped("flow", "flow", {}, about("flow").guidance_scale),
 }
 
 

@@ -31,6 +31,8 @@ CANVASES = {"classic": "pinned", "nodes 2.0": "newer"}  # and the version of the
 SIZES = ((1366, 768), (2560, 1440))
 AROUND = 24  # pixels
 THUMBNAIL = (640, 360)
+LOADED = """() => window.app.graph._nodes.filter(node => ['SaveImage', 'PreviewImage'].includes(node.type)).every(
+    node => node.imgs?.length || document.querySelector(`.lg-node[data-node-id="${node.id}"] img`)?.naturalWidth)"""
 EDGES = """() => {
     const {scale, offset} = window.app.canvas.ds, box = window.app.canvas.canvas.getBoundingClientRect();
     const at = (place, side) => (place + offset[side]) * scale + [box.left, box.top][side];
@@ -56,10 +58,12 @@ def shoot(server: Server, page: Any, canvas: str) -> None:
     for name in EXAMPLES:
         browser.load(page, browser.with_shipped_model(server.example(name)), name)
         print(browser.run(page))
+        page.wait_for_function(LOADED)
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(2_000)  # until the canvas has that size
             page.evaluate("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-            page.wait_for_timeout(8_000)  # until pictures are loaded and the message on the finished job has gone
+            page.wait_for_timeout(8_000)  # until the message on the finished job has gone
             if name == EXAMPLES[1]:
                 save(page, DOCS / f"comfyui-{canvas.replace(' ', '-')}-{width}.png")
             if canvas == "classic" and width == SIZES[0][0]:

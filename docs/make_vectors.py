@@ -18,7 +18,7 @@ from thg.files import write_atomically
 from thg.pipelines.describe import known_run
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, within
 
 VECTORS = Path(__file__).with_name("test_vectors.json")

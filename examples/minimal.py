@@ -14,7 +14,7 @@ import thg
 model = sys.argv[1] if len(sys.argv) > 1 else "stable-diffusion-v1-5/stable-diffusion-v1-5"
 device, dtype = ("cuda", torch.float16) if torch.cuda.is_available() else ("cpu", torch.float32)
 if model == "--shipped":
-    pipe, prompt = thg.shipped_pipeline("emoji", device=device), "a happy panda"
+    pipe, prompt = thg.shipped_pipeline("emoji", device=device), "a purple fox"
 else:
     pipe = StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
     prompt = "a photograph of a red bicycle"

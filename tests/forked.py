@@ -15,8 +15,8 @@ from typing import Any
 
 IMPORTED = [
     *("diffusers", "transformers", "accelerate", "tests.tiny_hub", "tests.bench.runs"),
-    *("thg.cli.generate", "thg.cli.compare", "thg.cli.measure", "thg.cli.bench"),
-    *("thg.bench.run", "thg.bench.report"),
+    *("thg.cli.generate", "thg.cli.compare", "thg.cli.calibration", "thg.cli.bench"),
+    *("thg.bench.runner", "thg.bench.report"),
 ]
 PATIENCE = 300
 

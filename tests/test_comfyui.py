@@ -32,7 +32,7 @@ import sys
 sys.modules["thg"] = sys.modules["diffusers"] = None
 sys.path.insert(0, {str(FOLDER)!r})
 from core.plans.tolerance import network_plan
-from core.plans.run import RunInfo
+from core.plans.run_info import RunInfo
 print(network_plan(RunInfo.of(20), 13).evaluations)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import re
 import shlex
@@ -18,9 +19,20 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionXLPipeline,
+    UniPCMultistepScheduler,
+)
+from PIL import Image
 
 import thg
-from tests import forked
+from tests import forked, tiny_hub
 from thg.bench.config import load_config, parse_config
 from thg.bench.methods import methods
 from thg.bench.metrics import metric_names
@@ -107,17 +119,22 @@ def test_the_reference_has_every_public_name(site):
 
 
 def test_the_reference_is_current_and_can_be_read_on_a_code_host():
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        made = importlib.import_module("make_reference")
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
+    made = from_docs("make_reference")
     remedy = "write python docs/make_reference.py"
     assert (ROOT / "docs" / "api.md").read_text() == made.reference(), remedy
     extending = (ROOT / "docs" / "extending.md").read_text()
     assert extending == made.extending(extending), remedy
     assert extending.count("<!-- from examples/") == extending.count("<!-- from ") == 4
     assert not [page.name for page in PAGES if re.search(r"^(::: |--8<--)", page.read_text(), re.MULTILINE)]
+
+
+def from_docs(name: str):
+    """A script of the folder docs."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
 
 
 # -- what it says of the code
@@ -235,6 +252,100 @@ def test_the_costs_of_the_papers_tables_follow_from_their_configurations():
         disk = f"{config.count * len(config.methods) * sample.bytes_on_disk() / 1e9:.1f} GB"
         evaluated = evaluations(config)
         assert costs == [str(len(config.methods)), f"{evaluated / 1e6:.3g}", f"{evaluated / 360_000:.3g}", disk], name
+
+
+STABLE_DIFFUSION = {  # what Stable Diffusion 1.5 and XL publish of their schedulers
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+}
+SAMPLERS = {  # rows of README's table: the schedulers that they name
+    "Euler, DDIM, DPM++ 2M, UniPC, flow models": [
+        EulerDiscreteScheduler(**STABLE_DIFFUSION),
+        DDIMScheduler(**STABLE_DIFFUSION, clip_sample=False, set_alpha_to_one=False),
+        DPMSolverMultistepScheduler(**STABLE_DIFFUSION),
+        UniPCMultistepScheduler(**STABLE_DIFFUSION),
+        FlowMatchEulerDiscreteScheduler(shift=3.0),  # SD 3
+        UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0),  # Wan
+    ],
+    "with Karras' noise levels": [DPMSolverMultistepScheduler(**STABLE_DIFFUSION, use_karras_sigmas=True)],
+    "PNDM (what SD 1.5 comes with)": [PNDMScheduler(**STABLE_DIFFUSION, skip_prk_steps=True, set_alpha_to_one=False)],
+    "Euler a, SDE (add noise at each step)": [
+        EulerAncestralDiscreteScheduler(**STABLE_DIFFUSION),
+        DPMSolverMultistepScheduler(**STABLE_DIFFUSION, algorithm_type="sde-dpmsolver++"),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # that everything is evaluated
+def test_what_readme_saves_is_what_the_default_plans():
+    text = (ROOT / "README.md").read_text()
+    heading, _, *rows = re.search(r"^\| saved at .*\n(?:\|.*\n)+", text, re.M)[0].splitlines()
+    scales = [float(scale) for scale in re.findall(r"[\d.]+", heading.split("|")[1])]
+    steps = [int(cell) for cell in re.findall(r"\d+", heading.split("|", 2)[2])]
+    told = {name.strip(): [cell.strip() for cell in cells] for _, name, *cells, _ in (row.split("|") for row in rows)}
+    assert list(told) == list(SAMPLERS)
+    assert (scales, steps) == ([5.0, 7.5], [20, 28, 50, 100])
+    pipes = {flow: thg.shipped_pipeline("flow" if flow else "eps") for flow in (False, True)}
+    for name, schedulers in SAMPLERS.items():
+        for scheduler in schedulers:
+            flow = "flow" in scheduler.config.get("prediction_type", "flow")
+            pipes[flow].scheduler = scheduler
+            assert [saved(pipes[flow], count, scales) for count in steps] == told[name], (name, scheduler)
+
+
+def saved(pipe, steps: int, scales: list[float]) -> str:
+    """A cell of README's table: shares of the evaluations, one for each guidance scale."""
+    plans = [thg.preview(pipe, steps=steps, guidance_scale=scale) for scale in scales]
+    shares = [f"{1 - plan.evaluations / plan.steps:.0%}"[:-1] for plan in plans]
+    return "0" if set(shares) == {"0"} else f"{' / '.join(shares)} %"
+
+
+def test_how_close_readme_says_is_what_the_tables_say():
+    text, plans, log = (
+        " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/plans.md", "docs/log.md")
+    )
+    table = plans.partition("## What it saves")[2].partition("## ")[0]
+    decibels = [int(mean) for mean in re.findall(r"\| (\d+) / \d+ (?=\|)", table)]
+    assert len(decibels) == 24
+    assert f"{min(decibels)} to {max(decibels)} dB on two small models" in text
+    cells = re.findall(r"\| emoji \| \w+ \| 5 \| \d+ \| \d+% \| ([\d.]+) / [\d.]+ \| (\d+)% \|", log)
+    means, within = [float(mean) for mean, _ in cells], [int(share) for _, share in cells]
+    assert f"only {min(within)} to {max(within)} % of its samples are within 1 %" in text
+    assert f"with {min(means):.0f} to {max(means):.0f} dB in the mean" in text
+    for said in (text, plans):
+        assert re.search(r"On 12|on 12", said)
+        assert all(number in said for number in ("95 % of the samples", "86 %", "96 % of 288", "92 % in all"))
+
+
+def test_readme_prints_what_its_code_prints(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    told = re.findall(r"^# (.*)$", FENCE.search(text)[0], re.M)
+    pipe = StableDiffusionXLPipeline.from_pretrained(tiny_hub.save_sdxl(tmp_path / "sdxl"), variant="fp16")
+    pipe.scheduler = EulerDiscreteScheduler(**STABLE_DIFFUSION)  # its own
+    thg.enable(pipe)
+    pipe("a photograph of a red bicycle")  # as many steps and as much guidance as it has unless told otherwise
+    shown = str(thg.summary(pipe)).splitlines()
+    assert len(shown) == len(told) == 3
+    for line, wanted in zip(told, shown, strict=True):
+        assert wanted.startswith(line.removesuffix("...").partition("    ")[0])
+
+
+def test_the_pictures_of_readme_have_its_numbers():
+    text = (ROOT / "README.md").read_text()
+    for name in ("plain", "thg"):
+        about = about_picture(f"demo-{name}.png")
+        cost = f"<br>{about['evaluations']} evaluations<br>{about['seconds']:.2f} s | <img "
+        assert f'{cost}src="docs/demo-{name}.png"' in text, "write python docs/make_readme.py strips"
+    made = from_docs("make_readme")
+    assert about_picture("frontier.png") == made.places(), "write python docs/make_readme.py frontier"
+
+
+def about_picture(name: str) -> dict:
+    with Image.open(ROOT / "docs" / name) as picture:
+        return json.loads(picture.text["thg"])
 
 
 def test_policies_and_metrics_are_all_told_of():

@@ -64,9 +64,12 @@ def test_on_the_package_index_no_link_is_relative():
     home = "https://host.example/owner/thg"
     text = release().absolute((ROOT / "README.md").read_text(), home, "v1.2.3")
     targets = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'src="([^"]+)"', text)]
-    assert f"{home}/raw/v1.2.3/benchmarks/results/eps-frontier.png" in targets
+    assert f"{home}/raw/v1.2.3/docs/frontier.png" in targets
     assert all(target.startswith(("https://", "#")) for target in targets)
     assert f"({home}/raw/v1.2.3/docs/demo.png)" in release().absolute("![a](docs/demo.png)", home, "v1.2.3")
+    shown = release().by_name((ROOT / "README.md").read_text())
+    assert '`pip install "tortoise-hare-guidance[diffusers]"`, then' in shown
+    assert '".[' not in shown
     urls = tomllib.loads(release().with_addresses((ROOT / "pyproject.toml").read_text(), home))["project"]["urls"]
     assert urls["Issues"] == f"{home}/issues"
     assert urls["Paper"].startswith("https://arxiv.org/abs/")
@@ -76,3 +79,11 @@ def test_a_tag_that_is_not_the_version_is_refused():
     done = subprocess.run([sys.executable, HOST / "release.py", "check", "v0.0.0"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "the tag is v0.0.0, and the version in src/thg/distribution.py is" in done.stderr
+
+
+def test_the_changelog_is_short():
+    """Each version in at most eighty lines; details are in the long list behind it."""
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    lengths = {text.split()[0]: len(text.strip().splitlines()) for text in versions}
+    assert [version for version, lines in lengths.items() if lines > 80] == []
+    assert "0.2.0" in lengths

@@ -142,6 +142,7 @@ def test_the_references_that_belong_to_prompts(tmp_path):
 
 
 def test_the_commands_read_prompts_without_the_benchmark():
-    code = "import sys, thg.cli.generate, thg.cli.measure; print([m for m in sys.modules if m.startswith('thg.bench')])"
+    code = "import sys, thg.cli.generate, thg.cli.calibration\n"
+    code += "print([m for m in sys.modules if m.startswith('thg.bench')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from thg.bench.metrics.frechet import Gaussian, frechet_distance
-from thg.models import DEFAULT_GUIDANCE, GARMENTS, TONES, benchmark_prompts, load_folder, prompt_for
+from thg.models import GARMENTS, SHIPPED, TONES, benchmark_prompts, load_folder, prompt_for
 from thg.models.judge import Judge
 from training.data import DEBIAN_FOLDER, load_split
 from training.export import MODELS
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     real, references = real_references(pipe, judge, options.data, len(prompts), options.limit)
     report = {"model": options.name, "steps": options.steps, "pictures": len(prompts), "real": references}
     print(json.dumps(report), flush=True)
-    for guidance in options.guidance or [DEFAULT_GUIDANCE[options.name]]:
+    for guidance in options.guidance or [SHIPPED[options.name].guidance_scale]:
         started = time.monotonic()
         pictures = generate(pipe, prompts, options.seed, options.steps, guidance, extra)
         row = measure(pictures, labels, tones, judge, real)
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.report:
         options.report.write_text(json.dumps(report, indent=1) + "\n")
     if options.sheet:
-        guidance = (options.guidance or [DEFAULT_GUIDANCE[options.name]])[-1]
+        guidance = (options.guidance or [SHIPPED[options.name].guidance_scale])[-1]
         contact_sheet(pipe, options.steps, guidance, extra).save(options.sheet)
 
 

@@ -21,6 +21,14 @@ OVERLAPPING = """() => {
     return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(
         b => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)).length;
 }"""
+INTO_SUBGRAPH = """types => {
+    const graph = window.app.graph;
+    graph.convertToSubgraph(new Set(graph._nodes.filter(node => types.includes(node.type))));
+}"""
+OPEN_SUBGRAPH = """() => {
+    const outer = window.app.graph._nodes.find(node => node.subgraph);
+    window.app.canvas.openSubgraph(outer.subgraph, outer);
+}"""
 QUIET = [["Comfy.TutorialCompleted", True], ["Comfy.Graph.CanvasInfo", False], ["Comfy.Minimap.Visible", False]]
 
 
@@ -74,9 +82,18 @@ def run(page: Page) -> str:
     """Runs the workflow, and returns the report once the job has ended and its messages have been handled."""
     page.evaluate("() => window.app.queuePrompt(0)")
     page.locator(f"{REPORT} [data-part=headline]").first.wait_for()
+    wait_for_job(page)
+    return shown(page)
+
+
+def open_subgraph(page: Page) -> None:
+    page.wait_for_function("window.app.graph._nodes.some(node => node.subgraph)")
+    page.evaluate(OPEN_SUBGRAPH)
+
+
+def wait_for_job(page: Page) -> None:
     page.wait_for_function("async () => !(await (await fetch('/queue')).json()).queue_running.length")
     page.wait_for_timeout(2_000)
-    return shown(page)
 
 
 def shown(page: Page) -> str:

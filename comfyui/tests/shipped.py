@@ -15,10 +15,11 @@ import comfy.supported_models
 import comfy.supported_models_base
 import comfy.utils
 import torch
+from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.modules.diffusionmodules import mmdit
 
 import thg
-from thg.models import DEFAULT_CALL
+from thg.models import SHIPPED
 
 CPU = torch.device("cpu")
 UNET = {
@@ -92,6 +93,10 @@ class FlowConfig(comfy.supported_models.SD3):
     sampling_settings = {"shift": 1.0}  # noqa: RUF012
     latent_format = comfy.latent_formats.LatentFormat
     custom_operations = comfy.ops.disable_weight_init
+
+
+if "txt_ids_dims" not in FluxParams.__annotations__:  # ComfyUI 0.3.64
+    del FLUX["txt_ids_dims"]
 
 
 class FluxConfig(comfy.supported_models.Flux):
@@ -190,7 +195,7 @@ class Shipped:
         if self.name != "flow":
             embeds, _ = self.pipe.encode_prompt(prompt, CPU, 1, False)
             return [[embeds, {}]]
-        call = DEFAULT_CALL["flow"]
+        call = SHIPPED["flow"].call
         embeds, _, pooled, _ = self.pipe.encode_prompt(
             prompt, prompt, prompt, do_classifier_free_guidance=False, **call
         )

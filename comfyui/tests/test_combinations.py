@@ -126,6 +126,26 @@ def test_a_guider_that_switches_by_what_it_sees(name, request):
     assert psnr(shipped.decode(ours), shipped.decode(plain)) > ALIKE
 
 
+def test_a_noise_schedule_among_the_options_is_no_change(eps):
+    """RES4LYF leaves it there; its `sigma_data` is no noise level at which a patch ends."""
+    model = with_thg(eps.model)
+    expected = ksampler(eps, model, steps=STEPS).latents
+    model.model_options["schedule"] = eps.model.get_model_object("model_sampling")
+    assert torch.equal(ksampler(eps, model, steps=STEPS).latents, expected)
+
+
+def test_a_patch_whose_list_holds_itself(eps):
+    notes = []
+    notes.append(notes)
+
+    def patch(args):
+        return args["denoised"] if notes else args["uncond_denoised"]
+
+    model = eps.model.clone()
+    model.set_model_sampler_post_cfg_function(patch)
+    assert "○" in strip(ksampler(eps, with_thg(model), steps=STEPS).latents)
+
+
 class Remembering(NegativeFirst):
     """Adds a part of what it returned before."""
 

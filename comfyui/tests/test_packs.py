@@ -228,9 +228,10 @@ def res4lyf():
 
 
 @pytest.mark.parametrize("name", ["eps", "flow"])
+@pytest.mark.parametrize("steps", [13, 26])
 @pytest.mark.parametrize("sampler", ["res_2m_ode", "res_3m_ode", "res_2s_ode", "res_3s_ode", "deis_2m_ode"])
-def test_samplers_of_res4lyf(res4lyf, name, sampler, request):
-    shipped, steps = request.getfixturevalue(name), 13 if "s_ode" in sampler else 26
+def test_samplers_of_res4lyf(res4lyf, name, sampler, steps, request):
+    shipped = request.getfixturevalue(name)
     models = (shipped.model, with_thg(shipped.model))
     plain, ours = (custom(shipped, guider(shipped, model), steps, sampler) for model in models)
     found = psnr(shipped.decode(ours), shipped.decode(plain))

@@ -77,6 +77,22 @@ def test_the_example_beside_a_plain_run_in_a_large_window(servers, canvas):
         check_layout(page)
 
 
+def test_a_report_in_a_subgraph_stays(servers):
+    server = servers["newer"]
+    with browser.opened(server.url) as page:
+        browser.load(page, browser.with_shipped_model(server.example(EXAMPLES[0])), "with a subgraph")
+        page.evaluate(browser.INTO_SUBGRAPH, ["TortoiseHareGuidance", "KSampler", "TortoiseHareReport"])
+        page.evaluate("() => window.app.queuePrompt(0)")
+        page.wait_for_function("async () => Object.keys(await (await fetch('/history')).json()).length")
+        browser.wait_for_job(page)
+        browser.open_subgraph(page)
+        text = browser.shown(page)
+        assert "saved" in text
+        browser.reload(page)
+        browser.open_subgraph(page)
+        assert browser.shown(page) == text, "after a reload"
+
+
 def test_the_example_opens_from_the_templates(server):
     """Each look tries the last step first: the example, the pack in the browser's list, the button that opens it."""
     with browser.opened(server.url) as page:

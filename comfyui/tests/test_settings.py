@@ -1,8 +1,10 @@
 """What a user sets on the node, and the plan that follows."""
 
+import dataclasses
+
 import pytest
 from pack.core.errors import PlanError
-from pack.core.plans.run import RunInfo
+from pack.core.plans.run_info import RunInfo
 from pack.settings import PRESETS, Settings, step_list
 
 import thg
@@ -70,6 +72,18 @@ def test_outside_of_its_part_everything_is_evaluated():
     assert len(coarse) == 5 + 4 + 5
     with pytest.raises(PlanError, match="no call lies between 100% and 100%"):
         plan(Settings(start_percent=1.0))
+
+
+def test_steps_of_several_calls_at_the_start_are_evaluated():
+    """As RES4LYF's multistep samplers begin; a line through two stages of a step leads away from the run: 32 dB."""
+
+    def coarse(positions):
+        return plan(Settings(), dataclasses.replace(run(25), positions=tuple(map(float, positions)))).coarse
+
+    found = coarse((0, 0.5, 1, 1.5, *range(2, 22), 21.5))
+    assert {*range(7), 24} < set(found)
+    assert len(found) < 25
+    assert coarse(i // 2 for i in range(25)) == plan(Settings(), run(25)).coarse, "all steps have several calls"
 
 
 def test_noise_and_the_corrector():

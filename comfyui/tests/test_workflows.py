@@ -131,6 +131,14 @@ def test_a_prompt_that_changes_at_a_noise_level_of_the_run(flow):
     assert "○" in strip(result.ours.latents)
 
 
+def test_a_change_after_which_no_calls_are_left_to_skip(eps):
+    first = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[0]), 0.0, 0.4)[0]
+    second = nodes.ConditioningSetTimestepRange().set_range(eps.encode(PROMPTS[1]), 0.4, 1.0)[0]
+    result = compared(eps, eps.model, steps=9, positive=first + second)
+    assert torch.equal(result.ours.latents, result.plain.latents)
+    assert "conditions or settings change within the run" in report(result.ours.latents)
+
+
 class Adapter:
     """Adds to the output of an attention layer in a part of the run, with its settings in a list, as IPAdapter has."""
 

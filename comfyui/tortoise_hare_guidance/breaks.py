@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .guards import functions
+from .guards import functions, leaves
 
 MOST = 0.8  # of the picture
+NO_LIMIT = "sigma_data"  # of a noise schedule
 
 
 def state(guider: Any, model_options: dict[str, Any], sigma: float) -> tuple[Any, ...]:
@@ -68,17 +69,8 @@ def _entries(condition: list[dict[str, Any]], sigma: float) -> Iterator[dict[str
 def memory(guider: Any, model_options: dict[str, Any], shape: tuple[int, ...]) -> set[tuple[Tensor, int]]:
     """What the guider and other nodes remember: tensors in the shape of the latents, with the number of times that they
     were written."""
-    found = set()
-    todo: list[Any] = [vars(guider), model_options, *map(_variables, functions(model_options))]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            todo += item.values()
-        elif isinstance(item, list | tuple):
-            todo += item
-        elif isinstance(item, Tensor) and item.shape == shape:
-            found.add((item, item._version))
-    return found
+    items = leaves(vars(guider), model_options, *map(_variables, functions(model_options)))
+    return {(item, item._version) for item in items if isinstance(item, Tensor) and item.shape == shape}
 
 
 def _variables(function: Any) -> dict[str, Any]:
@@ -97,7 +89,8 @@ def _limits(function: Any) -> Iterator[float]:
     lists = (value for value in found.values() if isinstance(value, list))
     several = [part for value in lists for part in value if isinstance(part, dict)]  # IPAdapter: one for each picture
     for name, value in itertools.chain.from_iterable(names.items() for names in (found, *several)):
-        if "sigma" in str(name) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if is_number and "sigma" in str(name) and name != NO_LIMIT:
             yield float(value)
 
 

@@ -36,16 +36,20 @@ def obstacle(guider: Any, model_options: dict[str, Any]) -> str:
 
 
 def functions(model_options: dict[str, Any]) -> Iterator[Any]:
-    """The functions of all nodes on a model, in nested dictionaries and lists."""
-    todo: list[Any] = [model_options]
+    """The functions of all nodes on a model."""
+    return filter(callable, leaves(model_options))
+
+
+def leaves(*roots: Any) -> Iterator[Any]:
+    """What is in nested dictionaries, lists and tuples, also in those that hold themselves."""
+    todo, seen = [*roots], set[int]()
     while todo:
         item = todo.pop()
-        if isinstance(item, dict):
-            todo += item.values()
-        elif isinstance(item, list | tuple):
-            todo += item
-        elif callable(item):
+        if not isinstance(item, dict | list | tuple):
             yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            todo += item.values() if isinstance(item, dict) else item
 
 
 def _name(function: Any) -> str:

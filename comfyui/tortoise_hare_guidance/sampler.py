@@ -19,7 +19,8 @@ from torch import Tensor
 
 from .core.errors import ScheduleError
 from .core.plans.k_diffusion import Answer, Calls, trace
-from .core.plans.run import Response, RunInfo
+from .core.plans.response import Response
+from .core.plans.run_info import RunInfo
 from .outputs import Formula
 
 TINY = 1e-12
@@ -66,7 +67,7 @@ class DryRun:
         return calls, [run, *([self._response_to(UNCONDITIONAL)[1]] if self._own_formula else [])]
 
     def _response_to(self, output: tuple[float, float]) -> tuple[Calls, RunInfo]:
-        calls = trace(functools.partial(self._run, output), self._unit)
+        calls = trace(functools.partial(self._run, output), self._unit, part=output != GUIDED)
         if calls.response is not None:
             scales = np.array([self._scale(sigma) for sigma in calls.sigmas])
             calls = replace(calls, response=Response(calls.response.matrix, scales))

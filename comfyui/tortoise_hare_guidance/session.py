@@ -32,6 +32,7 @@ KEY = "tortoise_hare_guidance"
 RANDOM = "another node draws random numbers inside the network, and every evaluation changes those of the next"
 MEMORY = "another node remembers what was evaluated before, and skipped evaluations would be missing in its memory"
 COMBINED = "several conditions are combined, and a small error may decide which of them wins"
+CHANGED = "nothing is skipped: conditions or settings change within the run, and what follows is evaluated"
 SETTLING = 6  # calls that are evaluated after a change within a run: with two, a change of the prompt gave 30 dB
 OWN_FORMULA = 1.5  # as many evaluations for a sampler that uses two outputs (CFG++), measured on the shipped models
 
@@ -87,6 +88,8 @@ class Session:
         latents = executor(guider, sigmas, extra_args, callback, noise, *args, **kwargs)
         self._seconds = time.perf_counter() - started
         self.note = next(filter(None, (leaps.doubt() for leaps in self._leaps)), self.note)
+        if self._settled and SKIPPED not in self.marks:
+            self.note = CHANGED
         if ends_clean:
             errors = [leaps.estimated_error(latents) for leaps in self._leaps]
             self._error = max((float(error.max()) for error in errors if error is not None), default=None)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .core.errors import PlanError
 from .core.plans.plan import Plan
-from .core.plans.run import RunInfo
+from .core.plans.run_info import RunInfo
 from .core.plans.tolerance import DEFAULT_ERROR, PRIOR, network_plan, within
 
 PRESETS = {"quality": 0.003, "balanced": DEFAULT_ERROR, "fast": 0.03, "off": 0.0}  # error
 DEFAULT_PRESET = "balanced"
 LONGEST_LIST, MOST_STEPS = 1000, 10_000  # characters; steps of a run
+SAME_STEP = 0.01
 STEPS = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9})(?:\s*:\s*([1-9]\d{0,8}))?)?")
 EXAMPLE = 'write it like "0-4, 6, 9-28:3"'
 
@@ -49,7 +52,8 @@ class Settings:
         if run.adds_noise:
             raise PlanError("the sampler adds noise at each step, which no prediction can know")
         high, low = percent_to_sigma(self.start_percent), percent_to_sigma(self.end_percent)
-        inside = [call for call, sigma in enumerate(run.times) if low <= sigma <= high]
+        even = _even_part(run.positions)
+        inside = [call for call, sigma in enumerate(run.times) if low <= sigma <= high and call in even]
         if not inside:
             raise PlanError(f"no call lies between {self.start_percent:.0%} and {self.end_percent:.0%} of the schedule")
         start, end = inside[0], inside[-1] + 1
@@ -76,6 +80,20 @@ class Settings:
         if not (self.by_error and self.error):
             return "the settings ask for every evaluation"
         return f"an error of {self.error:g} needs all {run.steps} calls; use more steps"
+
+
+def _even_part(positions: Sequence[float]) -> range:
+    """The calls of a run that are one step apart; all of them if it has no such part.
+
+    Multistep samplers of other packs (RES4LYF) begin with steps of several calls. Their states are no points of the
+    run, and a line through their outputs leads away from it.
+    """
+    parts = [range(1)]
+    for call, (before, now) in enumerate(itertools.pairwise(positions), start=1):
+        follows = math.isclose(now - before, 1.0, abs_tol=SAME_STEP)
+        parts.append(range(parts[-1].start if follows else call, call + 1))
+    longest = max(parts, key=len)
+    return longest if len(longest) > PRIOR.fewest else range(len(positions))
 
 
 def step_list(text: str) -> tuple[int, ...]:

@@ -13,8 +13,7 @@ import torch
 import thg
 from thg.bench.metrics import Batch
 from thg.bench.metrics.fidelity import PSNR
-from thg.plans.guide import Guide
-from thg.plans.run import RunInfo, Term
+from thg.plans import Guide, RunInfo, Term
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 import thg
-from thg.ode.curves import Node, Prediction
 from thg.ode.mixture import GaussianMixture
-from thg.ode.solvers import Solver, ddim, lagrange_weights
+from thg.ode.outputs import Node, Prediction
+from thg.ode.solvers import Solver, ddim
+from thg.plans.leaps import lagrange_weights
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(8)
 

@@ -74,6 +74,8 @@ class RowFiles:
         for path in sorted(self.folder.glob(f"{self._prefix}[0-9]*.safetensors")):
             try:
                 contents.append(dict(load(path.read_bytes())))
+            except FileNotFoundError:  # removed by another process
+                continue
             except (OSError, SafetensorError) as error:
                 raise self._error(
                     f"{path} cannot be read ({error}); remove it, and its samples are measured again"

@@ -19,11 +19,11 @@ from thg.pipelines import Summary, enabled, summary
 from thg.pipelines.describe import describe, known_run
 from thg.pipelines.layouts import DENOISERS, Batched, Delegates, Sequential, layout_of
 from thg.plans.planners import Choice
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SeededRun:
     """The results of a run, one per prompt, and their cost. nfe, cfg_nfe: evaluations per sample; summary: of thg's."""
 
     output: Output
@@ -44,7 +44,7 @@ class Sampled:
         }
 
     @classmethod
-    def joined(cls, parts: list[Sampled]) -> Sampled:
+    def joined(cls, parts: list[SeededRun]) -> SeededRun:
         """The batches of one method as one run; its estimate is that of all samples, if each batch has one."""
         last = parts[-1]
         seconds = sum(part.seconds for part in parts)
@@ -57,7 +57,7 @@ class Sampled:
         return replace(last, output=output, seconds=seconds, summary=report)
 
 
-def sample(pipe: Any, call: dict[str, Any], seeds: Sequence[int], plan: Choice | bool) -> Sampled:
+def seeded_run(pipe: Any, call: dict[str, Any], seeds: Sequence[int], plan: Choice | bool) -> SeededRun:
     """Runs the pipeline with one seed per prompt. plan=False is plain CFG; True the default plan."""
     if not all(abs(seed) < 2**63 for seed in seeds):
         raise THGError(f"a seed has at most 63 bits: write a smaller number than {max(seeds, key=abs)}")
@@ -69,13 +69,13 @@ def sample(pipe: Any, call: dict[str, Any], seeds: Sequence[int], plan: Choice |
         with enabled(pipe, None if plan is True else plan):
             result, report = pipe(**call), summary(pipe)
         seconds = time.perf_counter() - started
-        return Sampled(Output.of(result, pipe), seconds, report.nfe, report.cfg_nfe, report)
+        return SeededRun(Output.of(result, pipe), seconds, report.nfe, report.cfg_nfe, report)
     with _counted(pipe) as rows:
         result = pipe(**call)
     seconds, output = time.perf_counter() - started, Output.of(result, pipe)
     countable = rows is not None and output.kind != "video"  # the rows of a video may be its frames
     nfe = rows.count // len(seeds) if rows is not None and countable else 2 * len(pipe.scheduler.timesteps)
-    return Sampled(output, seconds, nfe, nfe)
+    return SeededRun(output, seconds, nfe, nfe)
 
 
 @contextmanager

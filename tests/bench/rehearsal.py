@@ -31,7 +31,7 @@ from tests.bench.runs import save_model, save_sound_model
 from tests.bench.tiny_models import save_clip
 from tests.calibrate.pipelines import stable_diffusion_3
 from thg.bench.config import load_config, parse_config
-from thg.bench.run import BenchmarkRun, make_samples
+from thg.bench.runner import BenchmarkRun, make_samples
 from thg.cli import main
 from thg.media import wav_bytes
 from thg.processes import Shard

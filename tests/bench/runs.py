@@ -22,9 +22,9 @@ from transformers import (
 from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
 from thg.bench.config import BenchConfig, parse_config
-from thg.bench.measure import measure_samples
-from thg.bench.report import Measured, reduce_rows, write_report
-from thg.bench.run import make_samples
+from thg.bench.measurer import measure_samples
+from thg.bench.report import Comparison, reduce_rows, write_report
+from thg.bench.runner import make_samples
 from thg.bench.store import BenchmarkRun
 from thg.processes import Shard
 
@@ -137,7 +137,7 @@ def quietly(config: BenchConfig, path: Path, shard: Shard | None = None) -> None
     make_samples(run_in(config, path), shard or Shard(), silent)
 
 
-def measured(config: BenchConfig, path: Path) -> Measured:
+def measured(config: BenchConfig, path: Path) -> Comparison:
     """The numbers of a sampled run."""
     run = run_in(config, path)
     measurer = measure_samples(run, Shard(), silent)

@@ -10,7 +10,7 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 
 import thg
 from tests.bench.runs import METHODS, config_in, save_model, values
-from thg.bench.config import Model, parse_config
+from thg.bench.config import ModelTable, parse_config
 from thg.bench.samples import load_prompts, prompts_wanted
 from thg.bench.store import Series, thg_code, weights
 from thg.distribution import versions
@@ -85,8 +85,8 @@ def test_retrained_weights_of_the_same_size_are_another_model(home, tmp_path):
 
 
 def test_the_shipped_weights_are_part_of_the_address():
-    assert weights(Model(shipped="eps")) != weights(Model(shipped="flow")) != ""
-    assert weights(Model(source="nobody/nothing")) == ""  # not downloaded yet
+    assert weights(ModelTable(shipped="eps")) != weights(ModelTable(shipped="flow")) != ""
+    assert weights(ModelTable(source="nobody/nothing")) == ""  # not downloaded yet
 
 
 def test_another_profile_in_the_same_file_is_another_address(home, tmp_path):

@@ -1,5 +1,6 @@
 """Metrics of packages: run in a Python of their own on the files of samples, and measured once."""
 
+import shlex
 import sys
 
 import pytest
@@ -27,7 +28,7 @@ def other_python(tmp_path):
     (tmp_path / "lpips").mkdir()
     (tmp_path / "lpips" / "__init__.py").write_text(PACKAGE)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(tmp_path))} exec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     return str(python)
 
@@ -63,10 +64,13 @@ def test_a_package_that_is_missing_or_fails_says_so(other_python, tmp_path):
     (reason,) = (
         reason for _, reason in load_metrics(["image_reward"], packages={"image_reward": other_python}).skipped
     )
-    assert f"{other_python} -m pip install image-reward" in reason
+    assert f"{other_python} has no package image-reward; install it in an environment of its own" in reason
+    assert "pip install 'tortoise-hare-guidance[metric-packages]'" in reason
     assert '[packages] image_reward = "/path/to/bin/python"' in reason
     (reason,) = (reason for _, reason in load_metrics(["lpips"], packages={"lpips": str(tmp_path / "absent")}).skipped)
     assert f"cannot run {tmp_path / 'absent'}" in reason
+    beside = load_metrics(["lpips"], packages={"lpips": "./python"}, base=tmp_path)  # relative to the configuration
+    assert [metric.python for metric in beside.of_packages] == [other_python]
     job = {"samples": ["nowhere.png"], "plain": ["nowhere.png"], "prompts": [""], "references": []}
     with pytest.raises(MetricError, match=r"lpips failed in .*FileNotFoundError.*nowhere\.png"):
         PackageMetric("lpips", other_python).values(job)

@@ -28,12 +28,12 @@ from thg.bench.methods.baselines import (
     weigh_frequencies,
 )
 from thg.bench.methods.policy import Pilot, PlainCFG
-from thg.bench.methods.thg_plans import PaperPlan, Profiled, Tapered
+from thg.bench.methods.thg_plans import PaperPlan, Profiled, TaperedPolicy
 from thg.bench.methods.third_party import CacheDiT, CacheError, DeepCache, FasterCache
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, UnsupportedPipelineError
 from thg.plans.guide import HareGuide
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.sampling import counted_work
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.meshgrid")  # in FasterCache of diffusers
@@ -351,7 +351,7 @@ def test_a_program_together_with_thg_costs_less_than_each_alone(pipe):
 
 
 def test_leaps_of_the_whole_network_are_counted(pipe):
-    policy = as_policy(Tapered(nfe=STEPS), STEPS)
+    policy = as_policy(TaperedPolicy(nfe=STEPS), STEPS)
     assert policy.budget(STEPS, 5.0) == STEPS
     with policy.applied(pipe, {}) as evaluations, counted_work(pipe) as work:
         sample(pipe)

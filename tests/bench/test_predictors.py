@@ -11,7 +11,7 @@ from tests.calibrate.pipelines import stable_diffusion
 from thg.bench.methods import as_policy
 from thg.bench.methods.predictors import HiCache, PredictedLeaps, Spectrum, TaylorSeer, differences
 from thg.plans.plan import Plan
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 
 NODES = np.array([0.0, 1.0, 2.0, 4.0, 7.0])
 

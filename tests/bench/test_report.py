@@ -13,7 +13,7 @@ pytest.importorskip("diffusers", reason="the benchmark needs diffusers")
 from tests.bench.runs import METHODS, config_in, measured, quietly, report, run_in, sample_file, save_model, values
 from thg.bench import metrics
 from thg.bench.config import parse_config
-from thg.bench.report import Measured, Row, rebuild_report, table
+from thg.bench.report import Comparison, Row, rebuild_report, table
 from thg.bench.store import RunFolderError, open_picture
 from thg.cli import main
 from thg.plots.charts import Point, draw_frontier, family
@@ -73,7 +73,7 @@ def test_the_best_is_bold_in_its_group_and_plain_cfg_is_none_of_the_compared():
         row("c", psnr=20.0, group="60"),
         row("d", psnr=None, group="60", nfe=None),
     ]
-    text = table(Measured(rows, {"psnr": "higher"}), ("psnr",))
+    text = table(Comparison(rows, {"psnr": "higher"}), ("psnr",))
     assert cells(text, "a")[-1] == "30.00"
     assert cells(text, "b")[-1] == "**40.00**"
     assert cells(text, "c")[-1] == "20.00"  # alone in its group
@@ -83,12 +83,12 @@ def test_the_best_is_bold_in_its_group_and_plain_cfg_is_none_of_the_compared():
 
 def test_lower_is_better_where_it_is():
     rows = [row("CFG", 100.0, is_reference=True), row("a", psnr=3.0), row("b", psnr=4.0)]
-    assert cells(table(Measured(rows, {"psnr": "lower"}), ("psnr",)), "a")[-1] == "**3.00**"
+    assert cells(table(Comparison(rows, {"psnr": "lower"}), ("psnr",)), "a")[-1] == "**3.00**"
 
 
 def test_the_worst_five_percent_stand_beside_the_mean():
     rows = [row("CFG", 100.0, is_reference=True), row("a", psnr=60.0, worst={"psnr": 21.0}), row("b", psnr=40.0)]
-    text = table(Measured(rows, {"psnr": "higher"}), ("psnr",))
+    text = table(Comparison(rows, {"psnr": "higher"}), ("psnr",))
     assert cells(text, "a")[-1] == "**60.00** / 21.00"
 
 

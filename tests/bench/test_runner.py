@@ -31,10 +31,10 @@ from tests.bench.runs import (
     silent,
 )
 from tests.calibrate.pipelines import stable_diffusion_3
-from thg.bench.config import Model, override
+from thg.bench.config import ModelTable, override
 from thg.bench.report import _speedup
-from thg.bench.run import Runner
-from thg.bench.samples import load_pipeline, sample
+from thg.bench.runner import Runner
+from thg.bench.samples import load_pipeline, run_pipeline
 from thg.bench.store import RunFolderError
 from thg.bench.tables import ConfigError
 from thg.errors import PlanError, THGError
@@ -192,7 +192,7 @@ def test_audioldm2_from_disk_makes_sounds(home):
     assert "| thg uniform | 9 |" in text
     missing = json.loads((path / "metrics.json").read_text())["missing"]
     assert "these are sounds" in missing["psnr"]
-    assert "pip install frechet-audio-distance" in missing["fad"]
+    assert "has no package frechet-audio-distance" in missing["fad"]
     assert not (path / "sheet.png").exists()
 
 
@@ -345,9 +345,9 @@ class TrueGuidance(StableDiffusionPipeline):
 
 
 def test_a_pipeline_with_two_scales_is_guided_by_the_one_that_guides():
-    plain = load_pipeline(Model(shipped="eps"), "cpu")
+    plain = load_pipeline(ModelTable(shipped="eps"), "cpu")
     pipe = TrueGuidance(**plain.components, requires_safety_checker=False)
     pipe.set_progress_bar_config(disable=True)
-    prompts, negative = ["a dark coat", "a light bag"], Model(shipped="eps", call={"negative_prompt": " "})
-    made = sample(pipe, Model(shipped="eps"), prompts, range(2), 0, 3, 4.0)
-    assert torch.equal(made.values, sample(plain, negative, prompts, range(2), 0, 3, 4.0).values)
+    prompts, negative = ["a dark coat", "a light bag"], ModelTable(shipped="eps", call={"negative_prompt": " "})
+    made = run_pipeline(pipe, ModelTable(shipped="eps"), prompts, range(2), 0, 3, 4.0)
+    assert torch.equal(made.values, run_pipeline(plain, negative, prompts, range(2), 0, 3, 4.0).values)

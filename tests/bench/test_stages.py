@@ -16,10 +16,10 @@ from tests.bench.rehearsal import TABLES, small, toml
 from tests.bench.runs import METHODS, STEPS, config_in, quietly, report, run_in, save_model, silent
 from thg.bench import metrics, samples
 from thg.bench.config import load_config, override
-from thg.bench.measure import measure_samples
+from thg.bench.measurer import measure_samples
 from thg.bench.metrics.base import MeanMetric
 from thg.bench.report import rebuild_report
-from thg.bench.run import make_samples
+from thg.bench.runner import make_samples
 from thg.bench.samples import load_prompts, reference_files
 from thg.bench.store import BenchmarkRun, RunFolderError
 from thg.cli import main

@@ -1,6 +1,7 @@
 """`plan_for`: steps and plan for a number of evaluations."""
 
 import pytest
+import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
@@ -11,6 +12,7 @@ from diffusers import (
 
 import thg
 from tests.calibrate.pipelines import stable_diffusion, stable_diffusion_3
+from thg.ode.mixture import GaussianMixture
 
 
 def spent(pipe, nfe, **settings):
@@ -72,3 +74,13 @@ def test_what_is_no_number_of_evaluations_is_refused(nfe):
 def test_a_pipeline_without_a_scheduler_is_refused():
     with pytest.raises(thg.UnsupportedPipelineError, match="has no scheduler with set_timesteps"):
         thg.plan_for(object(), 40)
+
+
+def test_an_own_network_has_a_schedule():
+    steps, planner = thg.plan_for(thg.Schedule.vp, 40, guidance_scale=3.0)
+    assert steps == 100
+    schedule = thg.Schedule.vp(steps)
+    network = GaussianMixture.random(dimension=4).denoiser(schedule, 0)
+    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert thg.sample(network, x, planner, schedule, guidance_scale=3.0).nfe == 40
+    assert thg.plan_for(lambda steps: thg.Schedule.flow(steps, time=(1, 0)), 24, guidance_scale=1.0)[0] == 120

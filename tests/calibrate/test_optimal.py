@@ -9,8 +9,8 @@ import torch
 from thg import Plan, PlanError
 from thg.ode.integrate import sample
 from thg.ode.schedule import Schedule
-from thg.ode.solvers import ddim, lagrange_weights
-from thg.plans.leaps import prediction_weights
+from thg.ode.solvers import ddim
+from thg.plans.leaps import lagrange_weights, prediction_weights
 from thg.profiles.planner import leap_costs, noise_share, optimal_grid, output_weight, state_at
 
 ORDERS = pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from tests.calibrate.conftest import SCALE, STEPS
 from thg import Plan, PlanError, Profile, ProfileError, look_before_you_leap, m_max
 from thg.plans.planners import Planned, guide_maker
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import PRIOR
 from thg.profiles.planner import WORST, ProfileOnGrid, noise_share, optimal_grids
 from thg.profiles.profile import About, Constants, Moments
@@ -245,6 +246,20 @@ def test_a_tolerance_is_that_of_the_predicted_error():
 @pytest.mark.parametrize("given", [{"adds_noise": True}, {"clips": True}])
 def test_what_cannot_be_predicted_is_evaluated(given):
     assert made_up().planner(nfe=0.5).plan(replace(corrected(50), **given)).evaluations == 50
+
+
+@pytest.mark.parametrize("steps", [50, 120])
+def test_where_outputs_are_constant_the_grid_follows_the_response_of_the_solver(steps):
+    """As the default's does: nothing was measured that tells one leap from another."""
+    profile = replace(made_up(), gram=np.ones((50, 50)))
+    late = np.where(np.arange(steps) < steps // 2, 0.01, 0.99)
+    run = replace(RunInfo.of(steps, 5.0), log_snr=tuple(_log_snr(np.linspace(1, 0, steps + 1)[:-1])))
+    plans = [
+        profile.planner(nfe=0.4).plan(replace(run, response=Response.one_step((weights / weights.sum()).tolist())))
+        for weights in (late[::-1], late)
+    ]
+    in_first_half = [sum(step < steps // 2 for step in plan.coarse) for plan in plans]
+    assert in_first_half[0] > in_first_half[1]
 
 
 def test_a_profile_is_a_planner_for_the_default_tolerance():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import thg
-from thg.models import DEFAULT_CALL, DEFAULT_GUIDANCE
+from thg.models import SHIPPED
 from thg.models.garments import mixed_prompts
-from thg.profiles.profile import SHIPPED
+from thg.profiles.profile import shipped_profiles
 
 SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
 
@@ -14,12 +14,12 @@ SAMPLES, STEPS, HELD_OUT = 4, 20, 7_000_000
 def latents(pipe, name):
     seeds = [torch.Generator().manual_seed(HELD_OUT + k) for k in range(SAMPLES)]
     call = {"prompt": mixed_prompts(SAMPLES), "generator": seeds, "num_inference_steps": STEPS}
-    return pipe(**call, guidance_scale=DEFAULT_GUIDANCE[name], output_type="latent", **DEFAULT_CALL[name]).images
+    return pipe(**call, guidance_scale=SHIPPED[name].guidance_scale, output_type="latent", **SHIPPED[name].call).images
 
 
 @pytest.mark.parametrize("name", ["eps", "flow"])
 def test_held_out_runs_stay_within_the_tolerance(name):
-    pipe, profile = thg.shipped_pipeline(name), thg.Profile.load(SHIPPED / name / "profile.json")
+    pipe, profile = thg.shipped_pipeline(name), thg.Profile.load(shipped_profiles()[name])
     pipe.set_progress_bar_config(disable=True)
     plain, spent = latents(pipe, name), {}
     for error in (0.005, 0.02):
@@ -32,7 +32,7 @@ def test_held_out_runs_stay_within_the_tolerance(name):
 
 
 def test_a_profile_alone_is_its_plan_for_the_default_tolerance():
-    pipe, profile = thg.shipped_pipeline(), thg.Profile.load(SHIPPED / "eps" / "profile.json")
+    pipe, profile = thg.shipped_pipeline(), thg.Profile.load(shipped_profiles()["eps"])
     pipe.set_progress_bar_config(disable=True)
     plans = []
     for choice in (profile, profile.planner(error=0.01)):

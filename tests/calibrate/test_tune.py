@@ -1,15 +1,28 @@
 """`thg.tune` compares: its planner keeps the tolerance on other samples, and is found again."""
 
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import thg
+from tests import forked
 from thg.calibration.tuning import bound
 from thg.cli import main
 from thg.errors import PlanError, ProfileError
 from thg.ode.mixture import GaussianMixture
-from thg.plans.run import RunInfo
+from thg.pipelines.identity import place_of
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import Tuned
 
 PROMPTS = ["a dark ankle boot", "a light dress", "a medium coat", "a dark shirt"]
@@ -47,6 +60,9 @@ def test_a_denoiser_keeps_the_tolerance_on_other_samples(error):
     assert found.nfe < plain.nfe
     ratios = errors / torch.tensor(found.summary.estimated_error, dtype=torch.float64)
     assert 0.5 < float(ratios.median()) < 2
+    assert found.summary.tuned
+    assert found.summary.note == str(tuned)
+    assert "a prior" not in str(found.summary)
 
 
 def test_another_shape_is_taken_where_it_is_clearly_better(tmp_path):
@@ -81,13 +97,16 @@ def test_a_pipeline_is_tuned_once_and_found_again(cache, tmp_path):
     (path,) = (cache / "tuned").iterdir()
     assert Tuned.load(path) == tuned
     run = {"num_inference_steps": 16, "output_type": "latent"}
-    plans = []
+    plans, pictures = [], []
     for plan in (tuned, None, thg.within()):
         with thg.enabled(pipe, plan):
-            pipe("a light dress", generator=torch.Generator().manual_seed(1), **run)
+            pictures.append(pipe("a light dress", generator=torch.Generator().manual_seed(1), **run).images)
             plans.append(thg.summary(pipe))
+    assert torch.equal(pictures[0], pictures[1]), "a file does not change"
     assert plans[0].plan == plans[1].plan == thg.preview(pipe, steps=16, guidance_scale=7.5)
     assert "tuned" not in plans[2].note, "what is chosen explicitly is used"
+    assert [plan.tuned for plan in plans] == [True, True, False]
+    assert ["within a factor of 3 (not tuned)" in str(plan) for plan in plans] == [False, False, True]
     assert f"tuned on 4 samples: 95 % within {'2.0%' if tuned.kept else ''}" in plans[1].note
     with pytest.MonkeyPatch.context() as patch, thg.enabled(pipe):
         patch.setenv("THG_TUNED", "0")
@@ -107,6 +126,22 @@ def test_what_cannot_be_kept_is_said():
     missed = Tuned(0.001, 6.0, 1.0, 0.004, 16, 20)
     assert not missed.kept
     assert str(missed) == "tuned on 16 samples: 95 % within 0.4%, not 0.1%"
+
+
+def test_a_tolerance_that_was_not_kept_is_said_in_every_run():
+    """Velocities with folds so fine that neighbouring states have unrelated ones: more evaluations hardly help."""
+    schedule = thg.Schedule.flow(120, time=(1, 0))
+    smooth = wide_mixture().denoiser(schedule, 0)
+
+    def folded(x, t, conditional):
+        return smooth(x, t, conditional) + 4 * torch.sin(1000 * x)
+
+    run = {"schedule": schedule, "guidance_scale": 1.0}
+    tuned = thg.tune(folded, None, 0.05, x=noise(4, 1), progress=False, **run)
+    assert not tuned.kept
+    assert tuned.reached > 0.05
+    assert str(tuned).startswith(f"tuned on 4 samples: 95 % within {tuned.reached:.1%}, not 5.0% at ")
+    assert thg.sample(folded, noise(2, 2), tuned, **run).summary.note.endswith(str(tuned))
 
 
 SHAPED = (
@@ -130,6 +165,61 @@ def test_what_is_no_file_of_it_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(PlanError, match=r"run thg\.tune again"):
         Tuned.load(path)
+
+
+GOOD = {"format": "thg-tuned-1", "error": 0.01, "effort": 1, "factor": 1, "reached": 0.01, "samples": 1, "steps": 9}
+NO_NUMBERS = ["abc", [], {}, None, math.nan, math.inf, -1, "1"]
+
+
+@pytest.mark.parametrize("name", ["error", "effort", "factor", "reached", "samples", "steps", "nfe", "plain_nfe"])
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: str(value)[:8])
+def test_a_file_with_something_else_for_a_number_is_refused(tmp_path, name, value):
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps(GOOD))
+    Tuned.load(path)
+    path.write_text(json.dumps({**GOOD, name: value}))
+    with pytest.raises(PlanError, match=r"run thg\.tune again"):
+        Tuned.load(path)
+
+
+def test_a_result_that_cannot_be_read_is_not_used_and_that_is_said(cache, caplog):
+    pipe = thg.shipped_pipeline("eps")
+    path = place_of(pipe)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**GOOD, "reached": "soon"}))
+    with thg.enabled(pipe):
+        pipe("a light dress", num_inference_steps=12, output_type="latent")
+        assert not thg.summary(pipe).tuned
+    assert f"not used: {path} is no file of Tuned.save" in caplog.text
+    assert thg.preview(pipe, steps=12) == thg.preview(pipe, thg.within(), steps=12)
+
+
+def test_a_run_that_differs_from_what_was_measured_says_so():
+    tuned = Tuned(0.01, 1.2, 1.0, 0.009, 16, 20, 7.5)
+    said = {(steps, scale): tuned.said_of(RunInfo.of(steps, scale)) for steps in (20, 50) for scale in (None, 7.5, 3.0)}
+    assert said[20, 7.5] == said[20, None] == str(tuned) == "tuned on 16 samples: 95 % within 1.0%"
+    assert {said[key] for key in set(said) - {(20, 7.5), (20, None)}} == {
+        "tuned on 16 samples: 95 % within 1.0%, with 20 steps at guidance scale 7.5"
+    }
+    assert replace(tuned, guidance_scale=1.0).said_of(RunInfo.of(20, 0.0)) == str(tuned), "both are no guidance"
+    schedule = thg.Schedule.flow(30, time=(1, 0))
+    found = thg.sample(wide_mixture().denoiser(schedule, 0), noise(2, 1), tuned, schedule, guidance_scale=7.5)
+    assert found.summary.note == said[50, 7.5]
+
+
+def test_a_network_that_breaks_is_not_tuned(cache):
+    """Late in a run; the scheduler's response is as usual."""
+    pipe = thg.shipped_pipeline("eps")
+    forward = pipe.unet.forward
+
+    def breaks(sample, timestep, *args, **kwargs):
+        (output,) = forward(sample, timestep, *args, **kwargs)
+        return (output if timestep > 100 else output * math.nan,)
+
+    pipe.unet.forward = breaks
+    with pytest.raises(ProfileError, match="nothing to tune on this StableDiffusionPipeline: NaN or infinity"):
+        thg.tune(pipe, PROMPTS[:1], steps=12, progress=False)
+    assert not cache.exists()
 
 
 def test_more_effort_is_more_evaluations():
@@ -173,6 +263,56 @@ def test_a_folder_serves_several_tolerances_and_no_other_samples(tmp_path):
         tuned(0.05, seed=2)
 
 
+def tune_into(folder: Path, out: Path) -> None:
+    schedule = thg.Schedule.flow(50, time=(1, 0))
+    network = wide_mixture().denoiser(schedule, 0)
+    given = {"x": noise(8, 1), "schedule": schedule, "guidance_scale": 3.0, "batch_size": 1, "progress": False}
+    thg.tune(network, None, 0.01, folder=folder, **given).save(out)
+
+
+def test_killed_and_resumed_it_finds_the_same_and_measures_nothing_twice(tmp_path):
+    cut = forked.start(tmp_path, tune_into, tmp_path / "cut", tmp_path / "cut.json")
+    while len(finished := list((tmp_path / "cut").glob("[!.]*.safetensors"))) < 12:  # the 8 plain runs, some that leap
+        assert cut.is_alive(), (tmp_path / "err.txt").read_text()
+        time.sleep(0.002)
+    os.kill(cut.pid, signal.SIGKILL)
+    assert forked.finish(cut) == -signal.SIGKILL
+    assert not (tmp_path / "cut.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    for name in ("cut", "whole"):
+        process = forked.start(tmp_path, tune_into, tmp_path / name, tmp_path / f"{name}.json")
+        assert forked.finish(process) == 0, (tmp_path / "err.txt").read_text()
+    assert (tmp_path / "cut.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert {path: path.stat().st_mtime_ns for path in finished} == before
+
+
+def test_another_process_may_end_and_remove_the_folder(tmp_path):
+    """As `thg tune` does at its end: what is missing is measured again."""
+    schedule, folder = thg.Schedule.flow(50, time=(1, 0)), tmp_path / "runs"
+    network, calls = wide_mixture().denoiser(schedule, 0), []
+
+    def disturbed(x, t, conditional):
+        calls.append(len(x))
+        if len(calls) in (150, 420):  # in the second batch of the plain runs; in those that leap
+            shutil.rmtree(folder)
+        return network(x, t, conditional)
+
+    given = {"x": noise(4, 1), "schedule": schedule, "guidance_scale": 3.0, "batch_size": 1, "progress": False}
+    alone = thg.tune(network, None, 0.05, **given)
+    assert thg.tune(disturbed, None, 0.05, folder=folder, **given) == alone
+    assert len(calls) > 420
+
+
+def test_two_commands_at_once(cache):
+    words = ["--model", "eps", "--samples", "3", "--steps", "12", "--batch-size", "1", "--error", "5%", "--quiet"]
+    command = [sys.executable, "-m", "thg", "tune", *words]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate() for process in both]
+    assert {process.returncode for process in both} == {0}, said
+    assert said[0][0] == said[1][0]
+    assert [path.suffix for path in (cache / "tuned").iterdir()] == [".json"]
+
+
 def test_the_command(cache, capsys, tmp_path):
     words = [
         "tune",
@@ -194,6 +334,9 @@ def test_the_command(cache, capsys, tmp_path):
     assert code == (0 if found.kept else 1)
     assert str(found) in shown
     assert str(path) in shown
+    assert main(["tune", "--model", "eps", "--samples", "1", "--steps", "8", "--error", "0.1%", "--quiet"]) == 0
+    assert "at 16 of 16 evaluations" in (shown := capsys.readouterr().out)
+    assert "it saves nothing: take more than 1 --samples, more --steps, or a larger --error" in shown
     with pytest.raises(SystemExit, match="2"):
         main(["tune", "--samples", "0"])
     assert "must be at least 1, not 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The weights of a Stable Diffusion pipeline in the layout of its authors, as in the files that artists share."""
+"""The weights of Stable Diffusion 1.5, XL and 3 in the layout of their authors, as in the files that artists share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ RESNET = {
 
 
 def single_file(pipe: Any) -> dict[str, torch.Tensor]:
-    """All weights of the pipeline under their original names."""
-    parts = {
-        "model.diffusion_model.": _unet(pipe.unet),
-        "first_stage_model.": _vae(pipe.vae),
-        "cond_stage_model.transformer.": _text(pipe.text_encoder),
-    }
+    """All weights of the pipeline under their original names; of Stable Diffusion 3 those without text encoders."""
+    parts = {"first_stage_model.": _vae(pipe.vae)}
+    if hasattr(pipe, "transformer"):
+        parts["model.diffusion_model."] = _sd3(pipe.transformer)
+    elif hasattr(pipe, "text_encoder_2"):
+        parts["model.diffusion_model."] = _unet(pipe.unet)
+        parts["conditioner.embedders.0.transformer."] = _text(pipe.text_encoder)
+        parts["conditioner.embedders.1.model."] = _open_clip(pipe.text_encoder_2)
+    else:
+        parts["model.diffusion_model."] = _unet(pipe.unet)
+        parts["cond_stage_model.transformer."] = _text(pipe.text_encoder)
     return {prefix + name: tensor.contiguous() for prefix, part in parts.items() for name, tensor in part.items()}
 
 
@@ -31,10 +36,72 @@ def _text(encoder: Any) -> dict[str, torch.Tensor]:
     return {f"text_model.{name.removeprefix('text_model.')}": value for name, value in encoder.state_dict().items()}
 
 
+def _open_clip(encoder: Any) -> dict[str, torch.Tensor]:
+    state = encoder.state_dict()
+    found = {
+        "positional_embedding": state.pop("text_model.embeddings.position_embedding.weight"),
+        "token_embedding.weight": state.pop("text_model.embeddings.token_embedding.weight"),
+        "text_projection": state.pop("text_projection.weight").T,
+    }
+    for i, layer in enumerate(encoder.text_model.encoder.layers):
+        block = f"transformer.resblocks.{i}"
+        for kind in ("weight", "bias"):
+            parts = [getattr(getattr(layer.self_attn, f"{part}_proj"), kind) for part in "qkv"]
+            found[f"{block}.attn.in_proj_{kind}"] = torch.cat([part.data for part in parts])
+    homes = {"text_model.final_layer_norm": "ln_final"}
+    parts = {"self_attn.out_proj": "attn.out_proj", "layer_norm1": "ln_1", "layer_norm2": "ln_2"}
+    parts |= {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
+    for i in range(len(encoder.text_model.encoder.layers)):
+        old, new = f"text_model.encoder.layers.{i}", f"transformer.resblocks.{i}"
+        homes |= {f"{old}.{a}": f"{new}.{b}" for a, b in parts.items()}
+    rest = {name: value for name, value in state.items() if name.split(".")[-2] not in ("q_proj", "k_proj", "v_proj")}
+    return found | _renamed(rest, homes)
+
+
+def _sd3(transformer: Any) -> dict[str, torch.Tensor]:
+    state, found = transformer.state_dict(), {}
+    homes = {
+        "pos_embed.pos_embed": "pos_embed",
+        "pos_embed.proj": "x_embedder.proj",
+        "time_text_embed.timestep_embedder.linear_1": "t_embedder.mlp.0",
+        "time_text_embed.timestep_embedder.linear_2": "t_embedder.mlp.2",
+        "time_text_embed.text_embedder.linear_1": "y_embedder.mlp.0",
+        "time_text_embed.text_embedder.linear_2": "y_embedder.mlp.2",
+        "context_embedder": "context_embedder",
+        "norm_out.linear": "final_layer.adaLN_modulation.1",
+        "proj_out": "final_layer.linear",
+    }
+    swapped = ["final_layer.adaLN_modulation.1"]
+    last = len(transformer.transformer_blocks) - 1
+    for i in range(last + 1):
+        old, new = f"transformer_blocks.{i}", f"joint_blocks.{i}"
+        for side, parts, out, norm, ff in (
+            ("x_block", ("to_q", "to_k", "to_v"), "to_out.0", "norm1", "ff"),
+            ("context_block", ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out", "norm1_context", "ff_context"),
+        ):
+            for kind in ("weight", "bias"):
+                found[f"{new}.{side}.attn.qkv.{kind}"] = torch.cat(
+                    [state.pop(f"{old}.attn.{part}.{kind}") for part in parts]
+                )
+            homes |= {
+                f"{old}.attn.{out}": f"{new}.{side}.attn.proj",
+                f"{old}.{norm}.linear": f"{new}.{side}.adaLN_modulation.1",
+                f"{old}.{ff}.net.0.proj": f"{new}.{side}.mlp.fc1",
+                f"{old}.{ff}.net.2": f"{new}.{side}.mlp.fc2",
+            }
+        if i == last:
+            swapped.append(f"{new}.context_block.adaLN_modulation.1")
+    found |= _renamed(state, homes)
+    for home in swapped:  # originally shift before scale
+        for kind in ("weight", "bias"):
+            found[f"{home}.{kind}"] = torch.cat(found[f"{home}.{kind}"].chunk(2)[::-1])
+    return found
+
+
 def _renamed(state: dict[str, torch.Tensor], homes: dict[str, str]) -> dict[str, torch.Tensor]:
     found = {}
     for name, tensor in state.items():
-        old = max((old for old in homes if name.startswith(old + ".")), key=len)
+        old = max((old for old in homes if f"{name}.".startswith(f"{old}.")), key=len)
         found[homes[old] + name[len(old) :]] = tensor
     assert len(found) == len(state)
     return found
@@ -44,6 +111,8 @@ def _unet(unet: Any) -> dict[str, torch.Tensor]:
     homes = {
         "time_embedding.linear_1": "time_embed.0",
         "time_embedding.linear_2": "time_embed.2",
+        "add_embedding.linear_1": "label_emb.0.0",
+        "add_embedding.linear_2": "label_emb.0.2",
         "conv_in": "input_blocks.0.0",
         "conv_norm_out": "out.0",
         "conv_out": "out.2",

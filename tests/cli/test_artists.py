@@ -8,18 +8,21 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 import thg
 from tests.cli.original_layout import single_file
 from tests.studio.conftest import command_model
 from tests.studio.tiny import tiny_stable_diffusion
+from tests.tiny_parts import WIDTH, clip_text, clip_tokenizer, picture_vae, unet
 from thg.cli import main
 from thg.models import shipped_path
+from thg.models.pretrained import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
 FEW = ["--steps", "4", "--force", "--model", "eps"]
@@ -79,8 +82,69 @@ def test_a_single_file_gives_the_same_pictures(here, checkpoint, config):
     assert (made("--model", checkpoint, "--config", config, "--guidance-scale", "5") == plain).all()
 
 
+def xl() -> StableDiffusionXLPipeline:
+    """As in Stable Diffusion XL, the second text encoder is wider, and its file has another layout."""
+    tokenizer = clip_tokenizer()
+    first, second = clip_text(tokenizer, layers=2), clip_text(tokenizer, layers=2)
+    second.hidden_size = second.projection_dim = 2 * WIDTH
+    torch.manual_seed(0)
+    network = unet(
+        cross_attention_dim=3 * WIDTH,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=2,
+        projection_class_embeddings_input_dim=6 * 2 + 2 * WIDTH,
+    )
+    return StableDiffusionXLPipeline(
+        vae=picture_vae(),
+        text_encoder=CLIPTextModel(first),
+        text_encoder_2=CLIPTextModelWithProjection(second),
+        tokenizer=tokenizer,
+        tokenizer_2=tokenizer,
+        unet=network,
+        scheduler=EulerDiscreteScheduler(),
+        add_watermarker=False,
+    )
+
+
+def same_networks(pipe, other) -> bool:
+    for name, network in pipe.components.items():
+        if isinstance(network, torch.nn.Module):
+            mine, theirs = network.state_dict(), getattr(other, name).state_dict()
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    return type(pipe) is type(other)
+
+
+def test_a_single_file_of_stable_diffusion_xl(tmp_path):
+    pipe = xl()
+    pipe.save_pretrained(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(single_file(pipe), tmp_path / "xl.safetensors")
+    found = Source(str(tmp_path / "xl.safetensors"), config=str(tmp_path / "config"), device="cpu").load()
+    assert same_networks(found, pipe)
+
+
+def test_a_single_file_without_text_encoders_gets_those_of_the_configuration(here, tmp_path, capsys):
+    """As files of Stable Diffusion 3.5 and Flux are shared."""
+    pipe = thg.shipped_pipeline("flow")
+    path = tmp_path / "sd3.safetensors"
+    save_file(single_file(pipe), path)
+    model = command_model("--model", str(path), "--config", str(shipped_path("flow")))
+    assert same_networks(model.pipe, pipe)
+    scope: dict = {"torch": torch}
+    exec("\n".join(model.source), scope)
+    assert same_networks(scope["pipe"], pipe)
+    config = tmp_path / "config"
+    shutil.copytree(shipped_path("flow"), config, ignore=shutil.ignore_patterns("*.safetensors"))
+    said = refused(capsys, "--model", path, "--config", config)
+    assert "has no text_encoder and no text_encoder_2, and" in said
+    assert "write --config FOLDER, a complete diffusers model of the same kind" in said
+
+
 def test_a_single_file_says_what_it_needs(here, checkpoint, config, style, capsys):
-    said = refused(capsys, "--model", checkpoint)
+    assert main(["generate", "a dark coat", *FEW, "--model", str(checkpoint)]) == 2
+    loading, said = capsys.readouterr().err.splitlines()  # and no warning of the hub's client
+    assert loading.startswith("thg generate: loading")
     assert "needs the configuration" in said
     assert "stable-diffusion-v1-5/stable-diffusion-v1-5" in said
     assert "--config FOLDER" in said
@@ -139,7 +203,15 @@ def test_from_a_picture(here, capsys):
     assert made("--image", "start.png", "--model", "flow", "--width", "16").shape[:2] == (32, 16)
     (here / "text.png").write_text("no picture")
     assert "--image text.png is not a picture" in refused(capsys, "--image", "text.png")
-    assert "No such file" in refused(capsys, "--image", "none.png")
+    assert "--strength is how much of a picture may change: write --image" in refused(capsys, "--strength", "0.5")
+
+
+def test_one_side_alone(here, capsys):
+    """Pipelines of diffusers take both sides or none."""
+    assert made("--width", "64").shape[:2] == (32, 64)
+    assert made("--height", "16").shape[:2] == (16, 32)
+    assert "refuses this call" in refused(capsys, "--width", "13")
+    assert "--image none.png: No such file" in refused(capsys, "--image", "none.png", "--model", "nothing-either")
 
 
 def test_half_precision_files_of_a_folder(here, tmp_path, capsys):

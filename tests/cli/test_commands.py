@@ -59,6 +59,14 @@ main(["generate", "a bag"])
     assert done.stdout == "thg generate: loading emoji ... False\n"
 
 
+def test_the_end_of_a_command_does_not_wait_for_a_search_for_garbage():
+    """Which would take more than a second with torch and diffusers loaded, also after Ctrl-C in the studio."""
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # runs after thg's
+    code += "from thg.cli import main; main(['plan'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nTrue\n")
+
+
 def test_making_pictures_does_not_load_the_benchmark():
     code = "import sys, thg.cli.generate, thg.cli.compare; print([m for m in sys.modules if m.startswith('thg.bench')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -156,6 +164,8 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
         (["generate"], "there is no prompt"),
         (["generate", "a bag", "--plan", "sd21"], "--plan 'sd21' is not"),
         (["generate", "a bag", "--plan", "200%"], "--plan 200%: a tolerance lies above 0% and below 100%"),
+        (["generate", "a bag", "--plan", "0"], "--plan 0: a budget is a share of plain CFG's evaluations, above 0"),
+        (["generate", "a bag", "--plan", "1.2"], "--plan 1.2: a budget is a share"),
         (["generate", "panda", "--plan", "sd15", "--steps", "4"], "for 50 steps, and this run has 4; write --steps 50"),
         (["generate", "panda", "--plan", "audioldm2"], "does not print the coarse grid"),
         (["generate", "a bag", "--model", "no/such-folder"], "cannot be loaded"),
@@ -166,6 +176,9 @@ def test_compare_has_the_papers_column_where_a_preset_fits(tmp_path, capsys):
         (["generate", "a bag", "--scheduler", "x"], "--scheduler x is unknown; for this model"),
         (["generate", "a bag", "--model", "flow", "--scheduler", "ddim"], "predicts a flow"),
         (["generate", "a bag", "-o", "no-such-folder/a.png"], "mkdir -p no-such-folder"),
+        (["calibrate", "--out", "no-such-folder/a.json"], "mkdir -p no-such-folder"),
+        (["tune", "--out", "no-such-folder/a.json"], "mkdir -p no-such-folder"),
+        (["tune", "--out", "."], "is a folder"),
         (["generate", "--prompts", "no-such-file.txt"], "no-such-file.txt"),
         (["compare", "a bag", "-o", "."], "is a folder"),
     ],
@@ -192,7 +205,16 @@ def test_bad_options_are_refused_by_the_parser(words, says, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
-    assert says in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert "--help lists all)" in line
+
+
+def test_an_unknown_option_names_the_help_of_its_command(capsys):
+    assert main(["generate", "a", "--guidance", "3"]) == 2
+    assert capsys.readouterr().err == "thg generate: unknown: --guidance 3 (thg generate --help lists all)\n"
+    assert main(["--models"]) == 2
+    assert capsys.readouterr().err == "thg: unknown: --models (thg --help lists all)\n"
 
 
 def test_a_folder_that_was_saved_without_a_component(tmp_path, capsys):

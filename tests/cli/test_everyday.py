@@ -8,6 +8,8 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from PIL import Image
 
 import thg
 from tests.studio.tiny import tiny_animation, tiny_sound, tiny_stable_diffusion
-from thg.cli import main, pipelines
+from thg.cli import main, options
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
 
@@ -101,13 +103,13 @@ def test_batches_make_the_same_pictures_and_each_is_written_when_it_is_ready(her
     words = ["generate", "a bag", "--model", str(folder), "--steps", "6", "--count", "3", "--plan", "0.75"]
     assert main([*words, "--batch-size", "3", "-o", "whole.png"]) == 0
     seen = []
-    call = pipelines.call_arguments
+    call = options.call_arguments
 
     def spy(args, pipe, prompts):
         seen.append((len(prompts), len(list(here.glob("part-*.png")))))
         return call(args, pipe, prompts)
 
-    monkeypatch.setattr(pipelines, "call_arguments", spy)
+    monkeypatch.setattr(options, "call_arguments", spy)
     assert main([*words, "--batch-size", "2", "-o", "part.png"]) == 0
     assert seen == [(2, 0), (1, 2)]
     assert re.search(r"estimated difference from the plain run: .* \(the worst of 3\)", capsys.readouterr().out)
@@ -313,6 +315,13 @@ def test_the_plan_of_a_pipeline_is_the_one_that_the_run_follows(here, folder, st
 def test_a_plan_without_savings_says_why(capsys):
     assert main(["generate", "panda", "--dry-run", "--scheduler", "euler-a"]) == 0
     assert "everything is evaluated: EulerAncestralDiscreteScheduler adds noise" in capsys.readouterr().out
+
+
+def test_a_budget_without_savings_says_why_once(here):
+    words = ["generate", "a bag", "--model", "eps", "--steps", "6", "--plan", "1000"]
+    done = subprocess.run([sys.executable, "-m", "thg", *words], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "everything was evaluated: the plan leaves out no step"
+    assert done.stderr == "thg generate: loading eps ...\n"
 
 
 def test_a_plan_is_told_in_words(capsys):

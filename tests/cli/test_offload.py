@@ -8,7 +8,7 @@ pytest.importorskip("torch.utils.backend_registration", reason="a device in Pyth
 
 from tests.calibrate.pipelines import stable_diffusion
 from tests.device.accelerator import NAME
-from thg.cli import main, pipelines
+from thg.cli import main, options
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch_dtype.*")
 
@@ -29,8 +29,8 @@ def generate(folder, out, *words):
 
 def test_the_picture_is_that_of_the_cpu_and_offloaded_weights_go_back(folder, tmp_path, monkeypatch):
     loaded = []
-    load = pipelines.load
-    monkeypatch.setattr(pipelines, "load", lambda args: loaded.append(load(args)) or loaded[-1])
+    load = options.load
+    monkeypatch.setattr(options, "load", lambda args: loaded.append(load(args)) or loaded[-1])
     here = generate(folder, tmp_path / "here.png", "--device", "cpu")
     there = generate(folder, tmp_path / "there.png", "--device", NAME)
     offloaded = generate(folder, tmp_path / "offloaded.png", "--device", NAME, "--offload", "model")

@@ -9,7 +9,7 @@ from PIL import Image
 from thg.cli import compare, main
 from thg.media import Output
 from thg.plots import pictures as sheet
-from thg.sampling import Sampled
+from thg.sampling import SeededRun
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_the_demo_shows_both_differences_beside_the_pictures(here, capsys, monke
 
 def test_seconds_are_of_one_picture_as_evaluations_are():
     two = Output("image", (np.zeros((8, 8, 3)), np.ones((8, 8, 3))))
-    plain, ours = Sampled(two, seconds=3.0, nfe=60, cfg_nfe=60), Sampled(two, seconds=2.0, nfe=30, cfg_nfe=60)
+    plain, ours = SeededRun(two, seconds=3.0, nfe=60, cfg_nfe=60), SeededRun(two, seconds=2.0, nfe=30, cfg_nfe=60)
     assert compare._column("plain CFG", plain, plain).caption == "60 evaluations   1.50 s"
     assert compare._speed(ours, plain) == "thg is 1.50 times as fast, and 2.00 times by its evaluations"
 
 
 def test_a_difference_is_enlarged_and_none_is_white():
     grey, lighter = Image.new("L", (4, 4), 100), Image.new("L", (4, 4), 103)
-    assert sheet.difference(grey, grey).getextrema() == ((255, 255),) * 3
-    assert sheet.difference(lighter, grey).getextrema() == ((225, 225),) * 3
+    assert sheet.difference_of(grey, grey).getextrema() == ((255, 255),) * 3
+    assert sheet.difference_of(lighter, grey).getextrema() == ((225, 225),) * 3

@@ -1,13 +1,19 @@
 """The calls of samplers that are plain functions, and guidance in the network's space inside a denoiser."""
 
+import math
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
+from numpy.polynomial import Polynomial
 
 from thg import Plan, ScheduleError
+from thg.ode.guided_denoiser import DenoisedGuide
 from thg.plans.guide import HareGuide
-from thg.plans.k_diffusion import DenoisedGuide, positions, trace
+from thg.plans.k_diffusion import errors_left, positions, trace
+from thg.plans.tolerance import predictable, within
 
 from .problems import guided_eps
 
@@ -18,6 +24,13 @@ GUIDANCE = 3.0
 def euler(denoiser, x, sigmas=SIGMAS):
     for sigma, after in pairwise(sigmas):
         x = x + (x - denoiser(x, sigma)) / sigma * (after - sigma)
+    return x
+
+
+def in_place(denoiser, x, sigmas=SIGMAS):
+    """Euler's method on one tensor, as samplers of some packs do it."""
+    for sigma, after in pairwise(sigmas):
+        x += (x - denoiser(x, sigma)) / sigma * (after - sigma)
     return x
 
 
@@ -64,6 +77,29 @@ def adaptive(denoiser, x, sigmas=SIGMAS):
     return x
 
 
+def lms(denoiser, x, sigmas=SIGMAS, order=4):
+    """Linear multistep: the integral of the polynomial through the last slopes."""
+    levels, slopes = sigmas.double().numpy(), []
+    for i, sigma in enumerate(sigmas[:-1]):
+        slopes = [*slopes[1 - order :], (x - denoiser(x, sigma)) / sigma]
+        nodes = levels[i + 1 - len(slopes) : i + 1]
+        for node, slope in zip(nodes, slopes, strict=True):
+            basis = math.prod((Polynomial([-other, 1]) for other in nodes if other != node), start=Polynomial([1]))
+            integral = (basis / basis(node)).integ()
+            x = x + slope * float(integral(levels[i + 1]) - integral(levels[i]))
+    return x
+
+
+def karras(steps):
+    return torch.cat(
+        [torch.linspace(14.6 ** (1 / 7), 0.03 ** (1 / 7), steps, dtype=torch.float64) ** 7, torch.zeros(1)]
+    )
+
+
+def exponential(steps):
+    return torch.cat([torch.logspace(1.164, -1.523, steps, dtype=torch.float64), torch.zeros(1)])
+
+
 def on_numbers(sampler, sigmas=SIGMAS):
     """A sampler as `trace` runs it, for a network that predicts the noise."""
     return lambda start, answer: sampler(lambda x, sigma: x - sigma * answer(x, sigma), start, sigmas)
@@ -81,6 +117,10 @@ def test_the_responses_of_euler_are_its_steps():
     assert calls.response.matrix[2] == pytest.approx([*SIGMAS.diff()[:3].tolist(), 0, 0], rel=1e-5), "one row per state"
 
 
+def test_a_sampler_may_write_into_its_state():
+    assert np.array_equal(calls_of(in_place).response.matrix, calls_of(euler).response.matrix)
+
+
 @pytest.mark.parametrize("sampler", [heun, dpmpp_2m])
 def test_the_final_state_is_the_sum_of_the_responses(sampler):
     calls = calls_of(sampler)
@@ -90,9 +130,14 @@ def test_the_final_state_is_the_sum_of_the_responses(sampler):
     assert final.item() == pytest.approx(torch.tensor(calls.response.final).float().dot(outputs).item(), rel=1e-5)
 
 
-def test_the_order_is_measured():
-    orders = [calls_of(sampler).run(SIGMAS.tolist()).order for sampler in (euler, heun, dpmpp_2m, clipped)]
-    assert orders == [1, 2, 2, 1]
+@pytest.mark.parametrize(
+    ("sampler", "order"),
+    [(euler, 1), (heun, 2), (dpmpp_2m, 2), (partial(lms, order=2), 2), (partial(lms, order=3), 3), (clipped, 1)],
+)
+@pytest.mark.parametrize("steps", [30, 60])
+def test_the_order_is_measured(sampler, order, steps):
+    sigmas = karras(steps)[:-1]
+    assert calls_of(sampler, sigmas).run(sigmas.tolist()).order == order
 
 
 def test_heun_calls_twice_at_each_inner_level():
@@ -117,6 +162,70 @@ def test_no_responses_where_they_do_not_exist(sampler, reason):
     assert reason in calls.no_response
     assert calls.adds_noise == (sampler is ancestral)
     assert len(calls.sigmas) == 4
+
+
+@pytest.mark.parametrize("grid", [karras, exponential])
+@pytest.mark.parametrize("steps", [20, 30, 50, 100])
+def test_a_sampler_that_explodes_is_known_before_its_run(grid, steps):
+    sound = {"euler": euler, "heun": heun, "dpm++ 2m": dpmpp_2m} | {
+        f"lms {p}": partial(lms, order=p) for p in (2, 3, 4)
+    }
+    for name, sampler in sound.items():
+        assert not calls_of(sampler, grid(steps)).explodes, name
+    for order in (6, 8):
+        calls = calls_of(partial(lms, order=order), grid(steps))
+        assert calls.explodes
+        assert "magnifies errors" in calls.no_response
+        run = calls.run(grid(steps).tolist(), 5.0)
+        assert not predictable(run)
+        assert within(0.1).plan(run).evaluations == steps
+
+
+def test_a_part_of_the_outputs_does_not_tell_whether_a_sampler_explodes():
+    found = trace(on_numbers(partial(lms, order=8), karras(20)), lambda sigma: -sigma, part=True)
+    assert not found.explodes
+    assert found.response is not None
+
+
+@pytest.mark.parametrize("steps", [13, 15, 20, 30, 50])
+def test_even_levels_of_a_flow_that_end_close_to_the_data(steps):
+    """The last step divides the error of a state by a thousandth; guidance, which no longer acts there, had made it
+    grow."""
+    grid = torch.cat([torch.linspace(1.0, 0.001, steps), torch.zeros(1)])
+    for sampler in (euler, heun, dpmpp_2m, *(partial(lms, order=p) for p in (2, 3, 4))):
+        assert not calls_of(sampler, grid).explodes
+    for order in (6, 8):
+        assert calls_of(partial(lms, order=order), grid).explodes
+
+
+@pytest.mark.parametrize("sampler", [dpmpp_2m, heun, partial(lms, order=4), partial(lms, order=6)])
+def test_what_is_left_of_errors_does_not_depend_on_what_the_network_predicts(sampler):
+    sigmas = karras(20)
+    noise = calls_of(sampler, sigmas)
+
+    def velocity(start, answer):
+        def denoiser(x, sigma):
+            size = math.hypot(1, sigma)
+            return x / size**2 - sigma / size * answer(x, sigma)
+
+        return sampler(denoiser, start, sigmas)
+
+    found = trace(velocity, lambda sigma: -sigma / math.hypot(1, sigma))
+    if noise.explodes:
+        assert found.explodes
+    else:
+        expected = errors_left(noise.response, noise.sigmas, noise.units)
+        assert errors_left(found.response, found.sigmas, found.units) == pytest.approx(expected, rel=0.02)
+
+
+def test_feedback_is_that_of_a_network():
+    """The response of a run on dx / dsigma = gain x with Euler's method, by the states themselves."""
+    calls, gain = calls_of(euler), np.array([0.3, -0.2, 0.5, 1.0, 0.1])
+    for k in range(5):
+        x, steps = 0.0, SIGMAS.double().diff().numpy()
+        for n in range(5):
+            x += steps[n] * (gain[n] * x + (n == k))
+            assert calls.response.with_feedback(gain)[n, k] == pytest.approx(x, rel=1e-5)
 
 
 def test_steps_that_depend_on_the_network_are_refused():

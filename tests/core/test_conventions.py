@@ -10,7 +10,7 @@ import torch
 import thg
 from tests.core.own_network import NONE, denoised, labels, noise, psnr
 from thg.ode import dpm_multistep, error_constants, error_constants_first_order, lms
-from thg.ode.curves import content
+from thg.ode.outputs import content
 
 BETAS = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
 ALPHAS = np.sqrt(np.cumprod(1 - BETAS))

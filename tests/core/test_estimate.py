@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import thg
 from thg.ode.mixture import GaussianMixture
 from thg.plans.guide import HareGuide
 from thg.plans.leaps import Estimate
 from thg.plans.plan import Plan
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 
 STEPS, SCALE = 40, 5.0
 
@@ -96,3 +98,32 @@ def test_samples_of_different_sizes_are_judged_together():
     estimate = Estimate(share=1.0)
     estimate.add((torch.ones(2, 2), torch.ones(3, 4)), 5)
     assert estimate.relative_to([torch.ones(2, 2), torch.ones(3, 4)]).shape == (1,)
+
+
+@pytest.mark.parametrize("schedule", [thg.Schedule.flow(50, time=(1, 0)), thg.Schedule.vp(50)], ids=["flow", "vp"])
+@pytest.mark.parametrize("combined", [1, 2, 3])
+def test_conditions_that_contradict_each_other_are_seen(schedule, combined):
+    """A network that adds up the terms of several classes has no data to go to, and jumps from one to another."""
+    rng = np.random.default_rng(0)
+    ones = torch.ones(8, dtype=torch.float64)
+    mixture = GaussianMixture(torch.from_numpy(rng.normal(size=(8, 16))), 0.2 * ones, ones, torch.arange(8) % 4)
+    classes = [mixture.denoiser(schedule, name) for name in range(combined)]
+
+    def network(x: Tensor, t: float, conditional: bool) -> Tensor:
+        plain = classes[0](x, t, False)
+        return plain + sum(one(x, t, True) - plain for one in classes) if conditional else plain
+
+    x = torch.randn(32, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    plain, found = (
+        thg.sample(network, x, plan, schedule, guidance_scale=3.0) for plan in (thg.tapered(1.0), thg.within())
+    )
+    errors = (found.x - plain.x).norm(dim=1) / plain.x.norm(dim=1)
+    if combined == 1:
+        assert errors.median() < 0.01
+        assert np.median(found.summary.estimated_error) < 0.01
+    else:
+        assert errors.median() > 0.2
+        assert min(found.summary.estimated_error) > 0.05
+        assert f"estimated difference from the plain run: {max(found.summary.estimated_error):.1%}" in str(
+            found.summary
+        )

@@ -11,7 +11,8 @@ import pytest
 import thg
 from thg.pipelines.describe import describe
 from thg.plans.planners import guide_maker
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import (
     PRIOR,
     evaluations_within,

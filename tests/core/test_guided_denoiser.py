@@ -1,5 +1,6 @@
 """thg.GuidedDenoiser inside samplers in the style of k-diffusion, written here as their papers have them."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import thg
 from tests.core.own_network import NONE, denoised, labels, noise, psnr
+from tests.core.test_calls import lms
 
 SIGMAS = torch.cat([torch.logspace(1.3, -1.3, 24), torch.zeros(1)])
 SCALE = 4.0
@@ -120,6 +122,16 @@ def test_the_whole_network_leaps(name):
     assert set(summary.evaluations) == {0, 2}
     assert psnr(found, plain(name)) > 35
     assert len(summary.estimated_error) == 6
+    assert sum(share for _, share in summary.lost) == pytest.approx(1)
+    assert "within a factor of 3 (not tuned)" in str(summary)
+
+
+def test_what_was_tuned_is_said():
+    tuned = thg.plans.Tuned(0.01, 1.2, 0.7, 0.009, 16, 24)
+    model, _ = made("euler", tuned)
+    run("euler", model)
+    assert model.summary.tuned
+    assert model.summary.note == str(tuned) == "tuned on 16 samples: 95 % within 1.0%"
 
 
 def test_all_evaluations_are_the_plain_run():
@@ -130,6 +142,17 @@ def test_what_adds_noise_is_evaluated():
     model, _ = made("ancestral", thg.tapered(0.5))
     assert torch.equal(run("ancestral", model), plain("ancestral"))
     assert model.summary.nfe == model.summary.cfg_nfe
+    assert model.summary.note == "everything was evaluated: the sampler adds noise"
+
+
+def test_a_sampler_that_explodes_is_evaluated():
+    def lms_of_order_8(model, x, sigmas, extra_args=None, disable=None):
+        return lms(lambda x, sigma: model(x, sigma * x.new_ones(len(x)), **extra_args or {}), x, sigmas, order=8)
+
+    model = thg.GuidedDenoiser(Network(), sigmas=SIGMAS, sampler=lms_of_order_8)
+    lms_of_order_8(model, 20 * noise(), SIGMAS, extra_args=COND)
+    assert model.summary.nfe == model.summary.cfg_nfe == 48
+    assert "the sampler magnifies errors; a lower order does not" in model.summary.note
 
 
 def test_the_corrector_needs_the_sampler():
@@ -294,6 +317,48 @@ def test_a_flow_model():
     assert psnr(found, own.x) > 60  # the dry run computes in float32
 
 
-def test_bad_sigmas():
-    with pytest.raises(thg.errors.ScheduleError, match="at least two noise levels"):
-        thg.GuidedDenoiser(Network(), sigmas=[1.0])
+def test_a_run_that_saves_nothing_says_so():
+    few = SIGMAS[::6]
+    model = thg.GuidedDenoiser(Network(), sigmas=few, sampler=euler)
+    euler(model, 20 * noise(), few, COND)
+    assert model.summary.saved == 0
+    assert model.summary.note == "everything was evaluated, as the plan has it for 4 calls of this sampler"
+
+
+@pytest.mark.parametrize("wrong", [[1.0], 20, "karras", [math.nan, 1.0, 0.0], [math.inf, 1.0], torch.ones(3, 3)])
+def test_bad_sigmas(wrong):
+    with pytest.raises(thg.errors.ScheduleError, match=r"at least two noise levels .* not "):
+        thg.GuidedDenoiser(Network(), sigmas=wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (3, r"sampler must be a function, called as sampler\(model, x, sigmas\), not 3"),
+        (lambda: 0, r"could not be executed as sampler\(model, x, sigmas\) on a few numbers \(TypeError"),
+        (lambda model, x, sigmas: None, "the sampler must return the final latents, not NoneType"),
+    ],
+)
+def test_bad_samplers(wrong, words):
+    with pytest.raises(thg.THGError, match=words):
+        thg.GuidedDenoiser(Network(), sigmas=SIGMAS, sampler=wrong)
+
+
+def test_a_denoiser_that_is_none():
+    with pytest.raises(thg.PlanError, match=r"denoiser must be a function, called as denoiser\(x, sigma, cond=\)"):
+        thg.GuidedDenoiser(None, sigmas=SIGMAS)
+
+
+@pytest.mark.parametrize("wrong", ["4", None, [4.0, 4.0], torch.ones(3)])
+def test_bad_scales(wrong):
+    model = thg.GuidedDenoiser(Network(), sigmas=SIGMAS)
+    with pytest.raises(thg.PlanError, match=r"cond_scale must be a number such as 7.0, or a tensor with one for each"):
+        model(noise()[:2], SIGMAS[:1], cond=labels(2), uncond=NONE, cond_scale=wrong)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("wrong", [lambda x: None, lambda x: x[:1], lambda x: (x,)])
+def test_what_is_no_denoised_latents(wrong, batched):
+    model = thg.GuidedDenoiser(lambda x, sigma, cond: wrong(x), sigmas=SIGMAS, batched=batched)
+    with pytest.raises(thg.PlanError, match="must return the denoised latents alone"):
+        model(noise()[:2], SIGMAS[:1], cond=torch.ones(2), uncond=torch.zeros(2), cond_scale=4.0)

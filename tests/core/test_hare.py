@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from thg import Plan, uniform
 from thg.plans.guide import HareGuide
-from thg.plans.leaps import interpolation_weights, predicted, prediction_weights
+from thg.plans.leaps import lagrange_weights, predicted, prediction_weights
 from thg.plans.planners import guide_maker
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 
 
 def test_order_1_holds_the_last_term():
@@ -46,7 +47,7 @@ def test_interpolation_is_exact_for_a_parabola(coefficients, gap, next_gap, at):
     def parabola(x):
         return coefficients[0] + coefficients[1] * x + coefficients[2] * x * x
 
-    value = sum(w * parabola(x) for w, x in zip(interpolation_weights(nodes, at), nodes, strict=True))
+    value = sum(w * parabola(x) for w, x in zip(lagrange_weights(nodes, at), nodes, strict=True))
     assert value == pytest.approx(parabola(at), rel=1e-9, abs=1e-6)
 
 

@@ -17,7 +17,8 @@ from thg.ode.integrate import Sampled, run_of
 from thg.ode.mixture import GaussianMixture
 from thg.plans.leaps import Leaps
 from thg.plans.planners import guide_maker
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 
 STEPS = 12
 

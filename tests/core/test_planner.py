@@ -12,7 +12,7 @@ import thg
 from tests.core import paper_grids as paper
 from thg import Plan, PlanError, look_before_you_leap, m_max, preset, tapered, uniform
 from thg.plans.planners import Fixed, Planned, evaluations_for, guide_maker
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import PRIOR
 
 ALL_GRIDS = [

@@ -12,7 +12,8 @@ from thg.ode.solvers import Track, ddim, lms, plms, step
 from thg.plans.guide import HareGuide
 from thg.plans.leaps import predicted
 from thg.plans.plan import Plan
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 
 ALL = {**SOLVERS, "lms of order 4": lms(4), "plms of order 4": plms(4)}
 COARSE = (0, 1, 3, 6, 8, 11, 15, 19)

@@ -322,13 +322,15 @@ def test_a_nan_names_the_step_and_the_branch(branch, name):
     ("more", "words"),
     [
         ({"schedule": None}, "sample needs the grid of the run"),
+        ({"schedule": 8}, r"as a thg.Schedule, not as int: .* thg.read_schedule\(scheduler, 50\)"),
+        ({"solver": "ddim"}, r"solver must be one of thg.ode, such as thg.ode.ddim\(\), not 'ddim'"),
         ({"guidance_interval": (2.0, 3.0)}, r"no step lies in guidance_interval=\(2.0, 3.0\): .* from 1 to 0.05"),
         ({"guidance_interval": 0.5}, "must be two times of the network"),
         ({"guidance_interval": (0.2, 0.8, "][")}, "must be two times of the network"),
         ({"guidance_interval": (0.2, 0.8), "plan": thg.Plan(STEPS, (0,))}, r"Plan\(..., start=, cutoff=\)"),
         ({"plan": WithoutPlan(), "form": "two-state"}, "this planner makes none; use form='predictor'"),
         ({"plan": thg.tapered(0.5), "form": "two-state"}, "pass a plan of that kind, such as thg.uniform"),
-        ({"plan": [0, 1]}, r"a plan, a planner or the name of a preset, not \[0, 1\]"),
+        ({"plan": [0, 1]}, r"expected a plan, a planner .* not \[0, 1\]"),
         ({"network": lambda x, t, c: (x,)}, "has the type tuple, the latents have"),
     ],
 )

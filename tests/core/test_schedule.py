@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thg.errors import ScheduleError
-from thg.ode.curves import Node, content, express, log_snr
+from thg.ode.outputs import Node, content, express, log_snr
 from thg.ode.schedule import Schedule
 from thg.ode.schedulers import read_schedule, scheduler_log_snr
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.solver_like import solver_like
 from thg.errors import ScheduleError
-from thg.ode.curves import Node
+from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 from thg.ode.schedulers import read_schedule
 from thg.ode.solvers import DPMSolver2, LinearMultistep, Track, adams_weights, ddim, lms, plms, step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import thg
 from tests.pipelines.families import FAMILIES, Case
 from tests.pipelines.families.case import Broken, Rows
 from tests.pipelines.families.pictures import sd3
-from tests.pipelines.families.stable_diffusion import sd15
+from tests.pipelines.families.stable_diffusion import sd15, sd15_plms
 from thg.ode.mixture import GaussianMixture
 
 torch.set_num_threads(1)
@@ -190,6 +191,107 @@ def test_tokens_are_not_predicted():
     assert thg.summary(pipe).note == "everything was evaluated: AmusedScheduler draws tokens, which cannot be predicted"
 
 
+def test_steps_from_more_than_outputs_are_not_predicted():
+    """RePaint puts known pixels with new noise into each state, and goes back in time."""
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (16,)}
+    network = diffusers.UNet2DModel(sample_size=8, in_channels=3, out_channels=3, norm_num_groups=4, **blocks)
+    pipe = diffusers.RePaintPipeline(network.eval(), diffusers.RePaintScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    image, mask = torch.zeros(1, 3, 8, 8), torch.ones(1, 1, 8, 8)
+    mask[..., :4] = 0
+
+    def run() -> np.ndarray:
+        noise = torch.Generator().manual_seed(0)
+        times = {"num_inference_steps": 10, "jump_length": 3, "jump_n_sample": 2}
+        return pipe(image, mask, eta=0.0, generator=noise, output_type="np", **times).images
+
+    plain = run()
+    thg.enable(pipe, HALF)
+    assert np.array_equal(run(), plain)
+    summary = thg.summary(pipe)
+    assert summary.nfe == summary.cfg_nfe > 10
+    assert summary.note == (
+        "everything was evaluated: RePaintScheduler makes its steps from more than outputs (original_image, mask), so "
+        "that they cannot be predicted"
+    )
+
+
+def test_steps_that_are_not_seen_are_evaluated():
+    """ParaDiGMS evaluates many times at once, with another method of its scheduler than `step`."""
+    known = sd15()
+    parts = {**known.pipe.components, "scheduler": diffusers.DDIMParallelScheduler()}
+    del parts["image_encoder"]
+    pipe = diffusers.StableDiffusionParadigmsPipeline(**parts, requires_safety_checker=False)
+    case = Case(pipe, known.inputs, networks=known.networks)
+    plain = case.run(parallel=4)
+    thg.enable(pipe, HALF)
+    with Rows(case) as rows:
+        assert torch.equal(case.run(parallel=4), plain)
+    summary = thg.summary(pipe)
+    assert summary.nfe == summary.cfg_nfe == rows.rows
+    assert "everything was evaluated: no step of the pipeline's scheduler was seen" in summary.note
+
+
+class Own(diffusers.StableDiffusionPipeline):
+    """A loop in the style of the community's pipelines."""
+
+    @torch.no_grad()
+    def __call__(self, steps: int) -> Tensor:
+        self.scheduler.set_timesteps(steps)
+        x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+        for time in self.scheduler.timesteps:
+            x = self.scheduler.step(self.output(x, time), time, x).prev_sample
+        return x
+
+    def output(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.unet.forward(x, time, torch.ones(1, 4, 16)).sample
+
+
+class Steered(Own):
+    """Steers by the gradient of a loss of what the network puts out."""
+
+    def output(self, x: Tensor, time: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            output = self.unet(x, time, torch.ones(1, 4, 16)).sample
+            (gradient,) = torch.autograd.grad(output.square().mean(), x)
+        return output.detach() + gradient
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Own, "sees no network call in a step"), (Steered, "its samples require gradients")]
+)
+def test_loops_that_cannot_leap_are_evaluated(kind, why, caplog):
+    pipe = kind(**sd15().pipe.components, requires_safety_checker=False)
+    plain = pipe(12)
+    thg.enable(pipe, HALF)
+    assert torch.equal(pipe(12), plain)
+    summary = thg.summary(pipe)
+    assert summary.finished
+    assert f"everything was evaluated: {why}" in summary.note or f"everything was evaluated: thg {why}" in summary.note
+    assert why in caplog.text
+
+
+class Conditioned(Own):
+    """Calls a network for its text before the loop (Anima's `text_conditioner`)."""
+
+    def __call__(self, steps: int) -> Tensor:
+        self.embeds = self.text_conditioner(torch.ones(1, 4, 16))
+        return super().__call__(steps)
+
+    def output(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.unet(x, time, self.embeds).sample
+
+
+def test_networks_beside_the_denoiser_are_not_counted():
+    pipe = Conditioned(**sd15().pipe.components, requires_safety_checker=False)
+    pipe.text_conditioner = torch.nn.Linear(16, 16)
+    thg.enable(pipe, HALF)
+    pipe(12)
+    assert (thg.summary(pipe).nfe, thg.summary(pipe).cfg_nfe) == (6, 12)
+
+
 def test_other_prompts_in_the_middle_are_a_break():
     case = sd15()
     other = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(5))
@@ -215,6 +317,51 @@ def test_a_guidance_scale_that_jumps_is_a_break():
     thg.enable(case.pipe, thg.Plan(24, (*range(9), 23), skips="network"))
     with_callback(case, change, ["latents"])
     assert thg.summary(case.pipe).evaluations == (*[2] * 9, 0, 2, 2, *[0] * 11, 2)
+
+
+def test_each_jump_of_a_guidance_scale_is_a_break():
+    case = sd15()
+
+    def change(pipe, step, values):
+        pipe._guidance_scale = 5.0 if step < 9 else 3.0 if step < 15 else 1.5
+        return {}
+
+    with_callback(case, change, ["latents"])
+    thg.enable(case.pipe, thg.Plan(24, (*range(9), 23), skips="network"))
+    with_callback(case, change, ["latents"])
+    assert thg.summary(case.pipe).evaluations == (*[2] * 9, 0, 2, 2, *[0] * 4, 2, 2, *[0] * 5, 2)
+
+
+@pytest.mark.parametrize("family", ["SD ControlNet", "SD with two ControlNets"])
+def test_a_control_that_ends_is_a_break(family):
+    """A number that was constant is a condition, like a tensor that was."""
+    case = FAMILIES[family]()
+    end = {"control_guidance_end": 0.5 if family == "SD ControlNet" else [0.5, 0.5]}
+    plain = case.run(steps=24, **end)
+    thg.enable(case.pipe, thg.Plan(24, (*range(9), 16, 23), skips="network"))
+    case.run(steps=24)
+    assert thg.summary(case.pipe).evaluations == (*[2] * 9, *[0] * 7, 2, *[0] * 6, 2)
+    found = case.run(steps=24, **end)
+    assert thg.summary(case.pipe).evaluations == (*[2] * 9, 0, 0, 0, 2, 2, 0, 0, 2, *[0] * 6, 2)
+    assert relative(found, plain) < 0.02  # across the break 0.041 and 0.030
+
+
+@pytest.mark.parametrize("step", [4, 5, 7, 8])
+@pytest.mark.parametrize("change", [thg.disable, thg.enable])
+def test_disabled_and_enabled_anew_in_the_middle(step, change):
+    """No network call of the run is seen from there on, so that nothing may be predicted."""
+    case = sd15()
+    plain = case.run(steps=24)
+
+    def at_step(pipe, number, values):
+        if number == step:
+            change(pipe)
+        return {}
+
+    thg.enable(case.pipe, HALF)
+    assert relative(with_callback(case, at_step, ["latents"]), plain) < 0.05  # predicted from there on, up to 0.7
+    thg.disable(case.pipe)
+    assert torch.equal(case.run(steps=24), plain)
 
 
 def test_guidance_that_is_switched_off_is_a_break():
@@ -368,10 +515,44 @@ def _run_of(case: Case, steps: int) -> thg.plans.RunInfo:
     return known_run(copy.deepcopy(case.pipe.scheduler), steps)
 
 
+def test_a_run_that_saves_nothing_for_its_solvers_order_names_others():
+    case = sd15_plms()
+    thg.enable(case.pipe)
+    case.run(steps=10)
+    assert (
+        "too few to leave one out at this tolerance with a solver of order 4 (DPM++ 2M" in thg.summary(case.pipe).note
+    )
+
+
 @pytest.mark.parametrize("wrong", [thg.Summary("x", 0, 0, 0, (), 0.0), thg.Profile, thg.within, 7])
 def test_what_is_no_plan_is_refused(wrong):
-    with pytest.raises(thg.PlanError, match=r"expected a plan, .* for example thg.within"):
+    with pytest.raises(thg.PlanError, match=r"expected a plan, a planner such as thg.within"):
         thg.enable(sd15().pipe, wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (70, "a count of evaluations is thg.tapered(70)"),
+        (0.01, 'a tolerance is written "1%", and this budget thg.tapered(0.01)'),
+        (
+            "best",
+            "'best' is not a tolerance such as \"1%\", a share of the evaluations such as 0.5, or a preset (audio",
+        ),
+    ],
+)
+def test_short_forms_that_mean_something_else_get_a_sentence(wrong, sentence):
+    with pytest.raises(thg.PlanError, match=re.escape(sentence)):
+        thg.enable(sd15().pipe, wrong)
+
+
+def test_a_class_and_steps_that_are_none_get_a_sentence():
+    pipe = sd15().pipe
+    with pytest.raises(thg.UnsupportedPipelineError, match="not its class: StableDiffusionPipeline"):
+        thg.enable(type(pipe))
+    for wrong in (0, "twenty"):
+        with pytest.raises(thg.PlanError, match=f"the number of steps of a run, such as 30, not {wrong!r}"):
+            thg.preview(pipe, steps=wrong)
 
 
 def test_a_layout_that_is_none_is_refused():

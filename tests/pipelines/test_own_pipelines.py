@@ -121,7 +121,7 @@ def test_a_wrong_layout_is_noticed_before_it_does_harm(known, noise):
     plain = pipe(WORDS, W, STEPS, noise)
     with thg.enabled(pipe, LEAP, layout=UNCOND_FIRST):
         assert torch.equal(pipe(WORDS, W, STEPS, noise), plain)
-        assert "this run was plain CFG: branch 1 of 2 is its conditional one (w = 5)" in thg.summary(pipe).note
+        assert "everything was evaluated: branch 1 of 2 is its conditional one (w = 5)" in thg.summary(pipe).note
         assert thg.summary(pipe).nfe == thg.summary(pipe).cfg_nfe == 2 * STEPS
 
 
@@ -154,7 +154,7 @@ def test_a_second_call_with_all_branches_in_a_later_step(known, noise):
     plain = pipe(WORDS, W, STEPS, noise)
     with thg.enabled(pipe, LEAP, layout=UNCOND_FIRST):
         found = pipe(WORDS, W, STEPS, noise)
-        assert thg.summary(pipe).note.startswith("the rest of this run was plain CFG: it calls its network")
+        assert thg.summary(pipe).note.startswith("the rest was evaluated: it calls its network")
     assert own.psnr(found, plain).min() > 20
 
 
@@ -208,6 +208,17 @@ def test_the_network_changes_in_the_middle_of_a_run(known, noise):
         assert thg.summary(pipe).note == ""
         assert thg.summary(pipe).saved > 0.15
     assert own.psnr(found, plain).min() > 20
+
+
+def test_branches_in_other_calls_than_the_layout_says(known, noise):
+    """A loop of its own with two calls, and a layout with one: no call has all branches, as without guidance."""
+    pipe = own.build(own.ExpertsCondFirst, known)
+    pipe.unet_2 = copy.deepcopy(known.unet)
+    arguments = (WORDS[:1], W, STEPS, noise[:1])
+    plain = pipe(*arguments)
+    with thg.enabled(pipe, LEAP, layout=thg.Batched(denoisers=("unet", "unet_2"))):
+        assert torch.equal(pipe(*arguments), plain)
+        assert "its branches do not come as the layout says (one call: uncond, cond)" in thg.summary(pipe).note
 
 
 def test_a_network_for_each_branch(known, noise):

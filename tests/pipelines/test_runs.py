@@ -6,8 +6,10 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import threading
 import weakref
+from typing import ClassVar
 
 import diffusers
 import pytest
@@ -227,6 +229,31 @@ def test_two_pipelines_that_share_all_networks_run_in_two_threads(family):
     assert wrong == []
 
 
+def test_a_network_is_enabled_in_one_thread_while_it_is_restored_in_another():
+    class Slow(diffusers.UNet2DConditionModel):
+        """While its class is restored, another thread gets the time to enable it, if it may."""
+
+        meanwhile: ClassVar[list[threading.Thread]] = []
+
+        def __setattr__(self, name, value):
+            while name == "__class__" and self.meanwhile:
+                thread = self.meanwhile.pop()
+                thread.start()
+                thread.join(timeout=0.5)
+            super().__setattr__(name, value)
+
+    first, second = sd15(), sd15()
+    first.pipe.unet = second.pipe.unet = network = Slow.from_config(first.pipe.unet.config)
+    thg.enable(first.pipe)
+    other = threading.Thread(target=lambda: thg.enable(second.pipe))
+    Slow.meanwhile.append(other)
+    thg.disable(first.pipe)
+    other.join()
+    assert type(network) is not Slow
+    thg.disable(second.pipe)
+    assert type(network) is Slow
+
+
 def test_calls_from_another_thread_are_reported():
     case = sd15()
     plain = case.run()
@@ -278,3 +305,39 @@ def test_sections_of_one_call_are_one_run():
     assert report.plan.steps == 7
     assert torch.equal(pipe(embeds, 6), leap)
     assert 0 < float((leap - plain).norm() / plain.norm()) < 0.5
+
+
+def test_how_much_takes_part_in_a_default_run():
+    """The classes with objects that the run keeps, and the calls from one module to another in each step."""
+    case = sd15()
+    case.pipe.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(case.pipe.scheduler.config)
+    thg.disable(thg.enable(case.pipe))  # now the tables are loaded
+    before = gc.get_objects()
+    known = set(map(id, before))
+    thg.enable(case.pipe)
+    classes: set[type] = set()
+    calls = [0]
+
+    def look(pipe, step, time, tensors):
+        new = [value for value in gc.get_objects() if id(value) not in known and not isinstance(value, type)]
+        classes.update(type(value) for value in new if str(type(value).__module__).startswith("thg."))
+        return {}
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_back is not None and not frame.f_code.co_name.startswith("__"):
+            here, there = (str(one.f_globals.get("__name__")) for one in (frame, frame.f_back))
+            calls[-1] += here.startswith("thg.") and here != there
+
+    def next_step(pipe, step, time, tensors):
+        calls.append(0)
+        return {}
+
+    case.run(steps=20, callback_on_step_end=look)
+    sys.setprofile(count)
+    try:
+        case.run(steps=20, callback_on_step_end=next_step)
+    finally:
+        sys.setprofile(None)
+    assert 0 in thg.summary(case.pipe).evaluations
+    assert 8 <= len(classes) <= 12, sorted(kind.__name__ for kind in classes)
+    assert 4 <= max(calls[1:-2]) <= 12, calls

@@ -146,6 +146,6 @@ def test_code_in_a_models_folder_does_not_run(tmp_path):
 
 
 def test_importing_thg_opens_no_connection():
-    code = "import socket; socket.socket.connect = None; import thg.cli.generate, thg.bench.run; print('done')"
+    code = "import socket; socket.socket.connect = None; import thg.cli.generate, thg.bench.runner; print('done')"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.stdout == "done\n", done.stderr

@@ -112,7 +112,7 @@ def model() -> Model:
         tiny_stable_diffusion(),
         "tiny",
         ("from tests.studio.tiny import tiny_stable_diffusion", "pipe = tiny_stable_diffusion()"),
-        own=ShippedModel(steps=20, guidance_scale=5.0, examples=("a dark coat",)),
+        shipped=ShippedModel(steps=20, guidance_scale=5.0, examples=("a dark coat",)),
     )
 
 
@@ -137,7 +137,7 @@ def profile(model: Model) -> Profile:
 def profiled_model(model: Model, profile: Profile) -> Model:
     from thg.studio.model import Model
 
-    return Model(model.pipe, "tiny", model.source, own=model.own, profile=profile)
+    return Model(model.pipe, "tiny", model.source, shipped=model.shipped, profile=profile)
 
 
 # -- the browser

@@ -97,6 +97,9 @@ def test_a_third_column_on_request(opened, shots):
     assert [number(page, side, "nfe") for side in ("plain", "thg", "fewer")] == ["12", "8", "8"]
     assert number(page, "fewer", "psnr").split()[1] == "dB"
     assert page.locator("#pane-fewer .tile img").count() == 4
+    page.set_viewport_size({"width": 1280, "height": 768})
+    for side in ("thg", "fewer"):  # their numbers stay in their panes
+        assert page.locator(f"#pane-{side} .numbers").evaluate("list => list.scrollWidth <= list.clientWidth")
     page.screenshot(path=shots / "three.png", full_page=True)
     page.uncheck("#fewer")
     generate(page)

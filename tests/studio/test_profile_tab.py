@@ -26,7 +26,7 @@ def in_the_package(profile, tmp_path, monkeypatch):
     """The package as it is when it ships this profile."""
     (tmp_path / "tiny").mkdir()
     profile.save(tmp_path / "tiny" / "profile.json")
-    monkeypatch.setattr("thg.profiles.profile.SHIPPED", tmp_path)
+    monkeypatch.setattr("thg.profiles.profile.MODELS", tmp_path)
 
 
 def test_the_charts_are_the_papers_figures(profiled, profile):

@@ -34,6 +34,8 @@ def test_a_server_that_was_away(browser, model):
     page.fill("#steps", "6")  # asks for a plan, in vain
     expect(page.locator("#plan-error")).to_contain_text("the studio does not answer")
     expect(page.locator("#model.away")).to_be_visible()
+    said = page.locator("#model-name").bounding_box()
+    assert said["x"] + said["width"] <= page.locator("#theme").bounding_box()["x"]  # nothing of it is covered
     expect(page.locator("#generate")).to_be_disabled()
     with serve(WatchedEngine(model), port=port):
         expect(page.locator("#model.ready")).to_be_visible()
@@ -55,6 +57,8 @@ def test_the_pictures_are_above_the_fold_of_a_laptop(opened, batch, shots):
             box = page.locator(f"#pane-{side} {name}").bounding_box()
             assert box["y"] + box["height"] <= LAPTOP["height"]
     assert page.locator("#pane-thg .frame").bounding_box()["height"] > 300
+    box = page.locator("#remark").bounding_box()
+    assert box["y"] + box["height"] <= LAPTOP["height"]
 
 
 def test_words_for_runs_that_save_nothing_and_for_reused_results(opened):
@@ -122,6 +126,8 @@ def test_a_sheet_of_steps_and_targets(opened):
         page.click("#xy-run")
     with Image.open(waiting.value.path()) as sheet:
         assert sheet.size == (96 + 2 * 256, 44 + 2 * 256)
+        corners = [(96 + 256 * x + 8, 44 + 256 * y - 8) for x in (0, 1) for y in (1, 2)]  # of each cell's caption
+        assert {sheet.convert("RGB").getpixel(corner) for corner in corners} == {(20, 22, 29)}
     expect(page.locator("#history li")).to_have_count(4)
 
 

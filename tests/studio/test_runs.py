@@ -111,7 +111,7 @@ def test_cancel_reaches_a_pipeline_that_does_not_tell_its_steps(model):
     finally:
         handle.remove()
     assert len(calls) == 4
-    assert model.pipe.scheduler is silent.schedulers.own
+    assert model.pipe.scheduler is silent.schedulers.original
 
 
 def test_each_step_is_told_and_previewed(studio):

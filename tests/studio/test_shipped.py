@@ -13,8 +13,8 @@ from PIL import Image
 import thg
 from tests.studio.conftest import command_model, serve
 from tests.studio.wishes import finished, plan_wish, run_wish
-from thg.models import DEFAULT_CALL, shipped_path
-from thg.models.schedulers import offered
+from thg.models import SHIPPED, shipped_path
+from thg.models.scheduler_choice import offered
 from thg.ode.schedulers import OFFERED
 from thg.studio.engine import Engine
 
@@ -51,7 +51,7 @@ def test_it_is_called_as_it_is_meant_to_be(flow):
     with flow.client() as client:
         heard = finished(client, run_wish(guidance_scale=4.0))
     pipe = flow.engine.model.pipe
-    call = {"num_inference_steps": 6, "guidance_scale": 4.0, "output_type": "np", **DEFAULT_CALL["flow"]}
+    call = {"num_inference_steps": 6, "guidance_scale": 4.0, "output_type": "np", **SHIPPED["flow"].call}
     with thg.enabled(pipe, thg.tapered(0.65)):
         made = pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0]
     expected = (made * 255).round().astype(np.uint8)
@@ -84,7 +84,7 @@ def test_the_sound_model_has_its_spectrogram():
 def fine(flow) -> np.ndarray:
     """The picture that all schedulers come close to: many steps of the model's own."""
     pipe = flow.engine.model.pipe
-    call = {"num_inference_steps": 40, "guidance_scale": 4.0, **DEFAULT_CALL["flow"]}
+    call = {"num_inference_steps": 40, "guidance_scale": 4.0, **SHIPPED["flow"].call}
     made = pipe("a dark coat", generator=torch.Generator().manual_seed(3), **call).images[0]
     return np.asarray(made.convert("L"), dtype=float)
 

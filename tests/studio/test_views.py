@@ -146,12 +146,25 @@ def test_nothing_jumps(opened, studio, shots, name, viewport, seed):
     assert page.evaluate(SHIFTS) == []
 
 
+RIGHT_OF_TEXT = """(element) => {
+  const range = new Range();
+  range.selectNodeContents(element);
+  return range.getBoundingClientRect().right;
+}"""
+
+
 def test_phone(opened, shots):
     page = opened(viewport=PHONE, has_touch=True, is_mobile=True)
+    expect(page.locator(".tagline")).to_be_in_viewport()
+    expect(page.locator(".model.ready .dot")).to_be_in_viewport()
     page.locator("#more summary").tap()
     set_up(page, seed=7)
     page.locator("#generate").tap()
     finish(page)
+    for pane in ("plain", "thg"):
+        box = page.locator(f"#pane-{pane}").bounding_box()
+        for number in page.locator(f"#pane-{pane} dd").all():
+            assert number.evaluate(RIGHT_OF_TEXT) <= box["x"] + box["width"]
     for view in ("side", "swipe", "difference"):
         choose(page, "view", view)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
@@ -162,7 +175,7 @@ def test_phone(opened, shots):
 
 
 def small_studio(pipe):
-    return serve(Engine(Model(pipe, "tiny", ("pipe = None",), own=ShippedModel(steps=4))))
+    return serve(Engine(Model(pipe, "tiny", ("pipe = None",), shipped=ShippedModel(steps=4))))
 
 
 def test_sound_is_played(opened, shots):

@@ -30,7 +30,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
-class Model(Table):
+class ModelTable(Table):
     """Which pipeline: a shipped one by name, or a hub id or folder. Weights are read as safetensors only."""
 
     shipped: ShippedName | None = None
@@ -91,7 +91,7 @@ class Sheet(Table):
 
 
 @dataclass(frozen=True)
-class Row(Table):
+class MethodTable(Table):
     """The keys of every method in a configuration; the others are the options of its policy."""
 
     name: str
@@ -111,7 +111,7 @@ class Row(Table):
 
 
 @dataclass(frozen=True)
-class Method(Row):
+class Method(MethodTable):
     """A row with everything that it takes from the rest of the configuration.
 
     implementation: its policy with the options. nfe: the exact budget. reference: its paper. code: the digest of its
@@ -147,7 +147,7 @@ class Settings(Table):
     steps: Positive
     guidance_scale: float
     count: Positive
-    model: Model
+    model: ModelTable
     notes: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     batch_size: Positive = 16
@@ -194,7 +194,7 @@ class BenchConfig(Settings):
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)
 
-    def model_of(self, method: Method) -> Model:
+    def model_of(self, method: Method) -> ModelTable:
         """The model with the scheduler of a method."""
         if method.scheduler is None:
             return self.model
@@ -232,7 +232,7 @@ def parse_config(values: Mapping[str, Any], base: Path) -> BenchConfig:
     rows = values.get("methods", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError("methods must be an array of tables: write [[methods]] before each")
-    settings = tables.check(Settings, {key: value for key, value in values.items() if key != "methods"}, base)
+    settings = tables.validated(Settings, {key: value for key, value in values.items() if key != "methods"}, base)
     for name in filter(is_file, settings.metrics):
         tables.from_file(name, base)  # is it there?
     methods = tuple(_read_method(row, f"methods {number}", base, settings) for number, row in enumerate(rows, start=1))
@@ -249,12 +249,12 @@ def override(config: BenchConfig, **changes: int | None) -> BenchConfig:
 
 def _read_method(values: dict[str, Any], where: str, base: Path, settings: Settings) -> Method:
     cls = method_class(values.get("policy"), where, base)
-    common, known = tables.keys(Row), {*tables.keys(Row), *tables.keys(cls)}
+    common, known = tables.keys(MethodTable), {*tables.keys(MethodTable), *tables.keys(cls)}
     for key in values:
         if key not in known:
             raise ConfigError(tables.unknown(key, where, known))
-    row = tables.check(Row, {key: value for key, value in values.items() if key in common}, base, where)
-    chosen: Any = tables.check(cls, {key: value for key, value in values.items() if key not in common}, base, where)
+    row = tables.validated(MethodTable, {key: value for key, value in values.items() if key in common}, base, where)
+    chosen: Any = tables.validated(cls, {key: value for key, value in values.items() if key not in common}, base, where)
     options = {key: getattr(chosen, key) for key in tables.keys(cls)}
     steps, scale, nfe = row.steps or settings.steps, row.guidance_scale or settings.guidance_scale, options.get("nfe")
     if row.policy == "cfg" and nfe is not None and row.steps is None:

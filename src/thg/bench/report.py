@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thg.bench.config import BenchConfig
-from thg.bench.measure import Measurer, Say, measure_samples
+from thg.bench.measurer import Measurer, Say, measure_samples
 from thg.bench.metrics import MetricError, Scored, SetMetric, shown_name
 from thg.bench.metrics.frechet import read_statistics
 from thg.bench.store import BenchmarkRun, RunFolderError, Series, open_picture
@@ -65,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Comparison:
     """All rows, and (metric, reason) of metrics that could not be measured."""
 
     rows: list[Row]
@@ -81,7 +81,7 @@ class Measured:
 # -- the numbers
 
 
-def reduce_rows(measurer: Measurer) -> Measured:
+def reduce_rows(measurer: Measurer) -> Comparison:
     """Every method's numbers."""
     loaded, config = measurer.loaded, measurer.config
     for metric in loaded.metrics:
@@ -90,7 +90,7 @@ def reduce_rows(measurer: Measurer) -> Measured:
     series = measurer.run.series()
     rows = [_row(series[method.name], measurer) for method in config.methods]
     directions = {metric.name: metric.direction for metric in loaded.all}
-    return Measured(rows, directions, list(dict.fromkeys(loaded.skipped)))
+    return Comparison(rows, directions, list(dict.fromkeys(loaded.skipped)))
 
 
 def _row(series: Series, measurer: Measurer) -> Row:
@@ -151,11 +151,11 @@ def _note(prepared: dict[str, Any]) -> str:
 # -- the table
 
 
-def table(measured: Measured, metrics: tuple[str, ...]) -> str:
+def table(compared: Comparison, metrics: tuple[str, ...]) -> str:
     """Markdown. `metrics`: all requested metrics, in the order of the columns."""
-    rows = measured.rows
+    rows = compared.rows
     heads = [
-        f"{TITLES.get(name, name.replace('_', ' '))} {ARROWS.get(measured.directions.get(name, ''), '')}".strip()
+        f"{TITLES.get(name, name.replace('_', ' '))} {ARROWS.get(compared.directions.get(name, ''), '')}".strip()
         for name in metrics
     ]
     lines = [
@@ -167,14 +167,14 @@ def table(measured: Measured, metrics: tuple[str, ...]) -> str:
         members = [row for row in rows if row.group == group]
         if group:
             lines.append(f"| **{group}** |" + " |" * (4 + len(metrics)))
-        best = {name: _best(members, name, measured.directions.get(name)) for name in metrics}
+        best = {name: _best(members, name, compared.directions.get(name)) for name in metrics}
         for row in members:
             cells = [
                 f"{row.name}{' (reference)' if row.is_reference else ''}",
                 _with_published(_number(row.nfe, None), row.published.get("nfe"), "nfe"),
                 _number(row.seconds, 3),
                 _number(row.speedup, 2, "x"),
-                _number(measured.ideal(row), 2, "x"),
+                _number(compared.ideal(row), 2, "x"),
                 *(_cell(row, name, best[name]) for name in metrics),
             ]
             lines.append("| " + " | ".join(cells) + " |")
@@ -219,19 +219,19 @@ def _number(value: float | None, digits: int | None, unit: str = "") -> str:
 def write_report(measurer: Measurer, device: str = "cpu") -> str:
     """Writes the report of a measured run; returns the table."""
     config, path = measurer.config, measurer.run.folder
-    measured = reduce_rows(measurer)
+    compared = reduce_rows(measurer)
     about = environment(device)
     pictures = []
     try:
-        if draw_frontier(_points(measured), path / "frontier.png", config.title):
+        if draw_frontier(_points(compared), path / "frontier.png", config.title):
             pictures.append("![Fidelity against network evaluations](frontier.png)")
     except MissingExtraError as error:
         pictures.append(f"No frontier plot: {error}.")
-    if _sheet(measurer.run, measured):
+    if _sheet(measurer.run, compared):
         pictures.append("![The same prompts across methods](sheet.png)")
-    numbers = table(measured, tuple(shown_name(name, config.base) for name in config.metrics))
-    write_atomically(path / "metrics.json", (json.dumps(_document(config, measured, about), indent=1) + "\n").encode())
-    write_atomically(path / "report.md", _markdown(config, measured, about, numbers, pictures).encode())
+    numbers = table(compared, tuple(shown_name(name, config.base) for name in config.metrics))
+    write_atomically(path / "metrics.json", (json.dumps(_document(config, compared, about), indent=1) + "\n").encode())
+    write_atomically(path / "report.md", _markdown(config, compared, about, numbers, pictures).encode())
     return numbers
 
 
@@ -247,15 +247,15 @@ def rebuild_report(path: Path, shard: Shard | None = None, progress: Say = print
     return None if measurer is None else write_report(measurer, shard.device)
 
 
-def _points(measured: Measured) -> list[Point]:
-    values = [(row, row.metrics.get("psnr")) for row in measured.rows]
+def _points(compared: Comparison) -> list[Point]:
+    values = [(row, row.metrics.get("psnr")) for row in compared.rows]
     return [Point(row.name, row.policy, row.nfe, value) for row, value in values if row.nfe and value is not None]
 
 
-def _sheet(run: BenchmarkRun, measured: Measured) -> bool:
+def _sheet(run: BenchmarkRun, compared: Comparison) -> bool:
     """The same prompts across methods; False for sounds."""
     config, series = run.config, run.series()
-    rows = {row.name: row for row in measured.rows if row.nfe is not None}
+    rows = {row.name: row for row in compared.rows if row.nfe is not None}
     names = [name for name in config.sheet.methods if name in rows] or list(rows)[:MOST_COLUMNS]
     indices = [index for index in config.sheet.prompts if index < config.count]
     files = {name: [series[name].file(index) for index in indices] for name in names}
@@ -275,20 +275,22 @@ def _sheet(run: BenchmarkRun, measured: Measured) -> bool:
     return True
 
 
-def _document(config: BenchConfig, measured: Measured, about: dict[str, str]) -> dict[str, Any]:
-    rows = [{**asdict(row), "ideal_speedup": measured.ideal(row)} for row in measured.rows]
+def _document(config: BenchConfig, compared: Comparison, about: dict[str, str]) -> dict[str, Any]:
+    rows = [{**asdict(row), "ideal_speedup": compared.ideal(row)} for row in compared.rows]
     return {
         "title": config.title,
         "environment": about,
         "seed": config.seed,
         "samples": config.count,
         "methods": rows,
-        "missing": dict(measured.skipped),
+        "missing": dict(compared.skipped),
         "config": config.source,
     }
 
 
-def _markdown(config: BenchConfig, measured: Measured, about: dict[str, str], numbers: str, pictures: list[str]) -> str:
+def _markdown(
+    config: BenchConfig, compared: Comparison, about: dict[str, str], numbers: str, pictures: list[str]
+) -> str:
     model = (config.model.shipped and f"the shipped model {config.model.shipped!r}") or config.model.source
     scheduler = f" with {config.model.scheduler}" if config.model.scheduler else ""
     lines = [
@@ -307,12 +309,12 @@ def _markdown(config: BenchConfig, measured: Measured, about: dict[str, str], nu
         "prompt and seed: the mean, and after the slash the mean of the worst 5 % of the samples; identical pictures "
         "count as 100 dB. Bold: best mean of the group, without plain CFG.",
     ]
-    lines += [""] if measured.skipped else []
-    lines += [f"- No {name}: {reason}" for name, reason in measured.skipped]
+    lines += [""] if compared.skipped else []
+    lines += [f"- No {name}: {reason}" for name, reason in compared.skipped]
     for picture in pictures:
         lines += ["", picture]
     lines += ["", "## Methods", ""]
-    for row in measured.rows:
+    for row in compared.rows:
         how = f" *{row.note}.*" if row.note else ""
         lines.append(f"- **{row.name}**: {row.paper}.{how}")
     lines += ["", "## Environment", ""]

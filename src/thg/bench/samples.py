@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thg.bench.config import BenchConfig, Model
+from thg.bench.config import BenchConfig, ModelTable
 from thg.bench.tables import ConfigError, nearest
 from thg.errors import NonFiniteError, UnsupportedPipelineError
 from thg.media import Output, png_bytes, wav_bytes
@@ -134,7 +134,7 @@ class Samples:
         return content * self.values[0].numel() + RECORD_BYTES
 
 
-def load_pipeline(model: Model, device: str) -> Any:
+def load_pipeline(model: ModelTable, device: str) -> Any:
     """The pipeline of the configuration, with its scheduler, without progress bars."""
     dtype = getattr(torch, model.dtype)
     if model.shipped is not None:
@@ -149,7 +149,7 @@ def load_pipeline(model: Model, device: str) -> Any:
     return pipe
 
 
-def make_scheduler(model: Model, config: Any) -> Any:
+def make_scheduler(model: ModelTable, config: Any) -> Any:
     """The scheduler that a model is to run with. config: of the one that it came with."""
     import diffusers
 
@@ -168,8 +168,8 @@ def _check_arguments(complaint: str, given: Iterable[str], function: Any) -> Non
             raise ConfigError(f"{complaint} {key!r}{nearest(key, accepted)}")
 
 
-def sample(
-    pipe: Any, model: Model, prompts: list[str], indices: range, seed: int, steps: int, guidance_scale: float
+def run_pipeline(
+    pipe: Any, model: ModelTable, prompts: list[str], indices: range, seed: int, steps: int, guidance_scale: float
 ) -> Samples:
     """Samples for these prompts; the noise of each depends only on the run's seed and its index."""
     texts = [prompts[index] for index in indices]

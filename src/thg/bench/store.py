@@ -39,7 +39,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from thg.bench.config import BenchConfig, Method, Model, parse_config
+from thg.bench.config import BenchConfig, Method, ModelTable, parse_config
 from thg.bench.samples import PromptList, Samples, load_prompts
 from thg.bench.tables import digest
 from thg.distribution import versions
@@ -49,7 +49,7 @@ from thg.media import wav_samples
 from thg.models import shipped_path
 from thg.rows import RowFiles
 
-DIGITS = 6
+INDEX_DIGITS = 6
 LIBRARIES = ("torch", "diffusers", "transformers")
 NOT_IN_SAMPLES = ("bench", "cli", "studio", "plots")
 """Parts of thg that do not change a sample; bench/methods does."""
@@ -154,7 +154,9 @@ class Series:
 
     def write_timing(self, index: int, turn: str, count: int, seconds: float) -> None:
         """turn: the same for all series that were made in turns."""
-        write_json(self.path / "timings" / f"{index:0{DIGITS}d}-{turn}.json", {"count": count, "seconds": seconds})
+        write_json(
+            self.path / "timings" / f"{index:0{INDEX_DIGITS}d}-{turn}.json", {"count": count, "seconds": seconds}
+        )
 
     def seconds(self) -> dict[str, float]:
         """Seconds per sample of each batch that was timed, by its turn."""
@@ -166,7 +168,7 @@ class Series:
         return RowFiles(self.path / "measured" / name, error=RunFolderError)
 
     def _sample(self, index: int, suffix: str) -> Path:
-        return self.path / "samples" / f"{index:0{DIGITS}d}{suffix}"
+        return self.path / "samples" / f"{index:0{INDEX_DIGITS}d}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def check_room(store: Path, samples: Samples, missing: int) -> str:
     return f"{missing} samples to make, about {size} in {store}; {room} are free"
 
 
-def weights(model: Model, file: str = "model_index.json") -> str:
+def weights(model: ModelTable, file: str = "model_index.json") -> str:
     """A fingerprint of the model's files: of their content for a folder, the commit for a model of the hub.
 
     Empty for one that has not been downloaded. file: that every download of it has.

@@ -1,7 +1,7 @@
 """Strict TOML tables as dataclasses: an unknown key, a wrong type or a number that is not finite is an error.
 
-pydantic validates the dataclasses; `check` turns its errors into sentences that name the table, the key, the value and
-the nearest known word. A value may name a class in a file: "my_methods.py:Fading".
+pydantic validates the dataclasses; `validated` turns its errors into sentences that name the table, the key, the value
+and the nearest known word. A value may name a class in a file: "my_methods.py:Fading".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FilePath = Annotated[Path, AfterValidator(_from_base)]
 TableT = TypeVar("TableT")
 
 
-def check(table: type[TableT], values: Mapping[str, Any], base: Path, where: str = "") -> TableT:
+def validated(table: type[TableT], values: Mapping[str, Any], base: Path, where: str = "") -> TableT:
     """The dataclass with these values. where: its name in errors; base: what its paths are relative to."""
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -79,8 +79,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     """The end of an error about an unknown word: the option that looks most like it, and all of them."""
     options = sorted(options)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{guess} There are: {', '.join(options)}"
+    guess = f"; did you mean {close[0]!r}? There are" if close else "; there are"
+    return f"{guess}: {', '.join(options)}"
 
 
 def unknown(key: str, table: str, known: Iterable[str]) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor
 from thg.calibration.targets import NoiseGrid, Target, progress_bar, target_of
 from thg.distribution import versions
 from thg.errors import NonFiniteError, ProfileError, UnsupportedPipelineError
-from thg.ode.curves import content, express
 from thg.ode.integrate import Interval
+from thg.ode.outputs import content, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines.layouts import Batched, Sequential
@@ -30,7 +30,7 @@ from thg.plans.guide import Evaluate
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Planned, Planner, tapered, uniform
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 from thg.processes import Process
 from thg.profiles.planner import output_weight, state_at
 from thg.profiles.profile import MOMENTS, About, Constants, Moments, Profile, exact_sum
@@ -67,7 +67,7 @@ def calibrate(
         prompts: one sample each; five are enough for a plan. Class labels for a class-conditional pipeline. For a
             denoiser the conditions: a tensor with a row for each sample, a list, or tuples and dictionaries of them;
             None if the denoiser takes True and False.
-        steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
+        steps, guidance_scale: as it will be used; the defaults of a pipeline unless set. A denoiser needs the scale.
         batch_size: samples per run. It does not change the result.
 
     For a denoiser, all as in `thg.sample`:

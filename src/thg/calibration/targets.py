@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ProfileError, ScheduleError
-from thg.ode.curves import Prediction
 from thg.ode.integrate import Interval, sample
 from thg.ode.network import Denoiser
+from thg.ode.outputs import Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.schedulers import adds_noise, order_of, prediction_of, read_schedule
 from thg.ode.solvers import Solver, ddim
@@ -32,8 +32,8 @@ from thg.pipelines import enabled, summary
 from thg.pipelines.identity import fingerprint, identity
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Choice
-from thg.plans.report import Summary
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
+from thg.plans.summary import Summary
 from thg.processes import generators
 from thg.profiles.planner import noise_share
 
@@ -86,9 +86,7 @@ class Pipeline:
         layout: Any,
     ) -> None:
         if prompts is None or isinstance(prompts, str) or not len(prompts):
-            raise ProfileError(
-                "prompts must be a list with at least one prompt: calibrate(pipe, ['a red bicycle', ...])"
-            )
+            raise ProfileError("prompts must be a list with at least one prompt, such as ['a red bicycle', ...]")
         accepted = inspect.signature(type(pipe).__call__).parameters
         prompt_name = next((name for name in ("prompt", "class_labels") if name in accepted), None)
         if prompt_name is None or "num_inference_steps" not in accepted:

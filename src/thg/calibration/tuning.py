@@ -30,7 +30,7 @@ from thg.ode.solvers import Solver
 from thg.pipelines.identity import identity, place_of
 from thg.pipelines.layouts import Batched, Sequential
 from thg.plans.planners import Planner, tapered
-from thg.plans.report import Summary
+from thg.plans.summary import Summary
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, Shape, Tuned, within
 from thg.processes import batches
 from thg.rows import RowFolder, Rows
@@ -74,7 +74,7 @@ def tune(
         pipe: a pipeline; or a denoiser, as `thg.sample` takes it, with `schedule` and `x`.
         prompts: one sample each; 16 say something about the worst 5 %. For a denoiser the conditions, a row each.
         error: the tolerance, as for `thg.within`.
-        steps, guidance_scale: as the pipeline will be used; its own defaults unless set.
+        steps, guidance_scale: as it will be used; the defaults of a pipeline unless set. A denoiser needs the scale.
 
     For a denoiser, all as in `thg.sample`: schedule, x (the start states, a row for each sample), solver,
         unconditional, batched, guidance_interval.
@@ -199,16 +199,18 @@ class _Compared:
 
     def _rows(self, kind: str, planner: Planner) -> Rows:
         """The final states of all samples, their estimated errors, and their evaluations."""
-        for _, samples in self.rows.missing([kind], self.target.samples, self.batch_size):
-            if not self.rows[kind].has(samples):  # done by another process in the meantime
-                self.rows[kind].add(samples, _run(self.target, samples, planner))
-                self.advance(1)
-        return self.rows[kind].read()
+        rows, every = self.rows[kind], range(self.target.samples)
+        while missing := self.rows.missing([kind], len(every), self.batch_size):
+            for _, samples in missing:  # another process may measure some in the meantime, or end and remove all
+                if not rows.has(samples):
+                    rows.add(samples, _run(self.target, samples, planner))
+                    self.advance(1)
+        return rows.read(every)
 
 
 def _run(target: Target, samples: list[int], planner: Planner) -> Rows:
     output, report = target.run(samples, planner)
-    if "cannot be predicted" in report.note or (report.plan is None and report.note):
+    if not report.finite or "cannot be predicted" in report.note or (report.plan is None and report.note):
         raise ProfileError(f"there is nothing to tune on this {report.pipeline}: {report.note}")
     estimates = report.estimated_error or ()
     return {

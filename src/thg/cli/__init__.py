@@ -9,6 +9,8 @@ output has ended.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import io
 import os
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     called = next((word for word in argv if not word.startswith("-")), None)
+    atexit.register(gc.freeze)  # at the end Python would search torch and diffusers for garbage, for more than a second
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal has the letters of a plan's picture
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stopped(command: str | None, why: str, code: int) -> int:
-    print(f"thg {command}: {' '.join(why.split())}", file=sys.stderr)
+    print(f"{' '.join(filter(None, ('thg', command)))}: {' '.join(why.split())}", file=sys.stderr)
     return code
 
 
@@ -70,7 +73,10 @@ def _plain_warnings(command: str | None) -> Iterator[None]:
 
 def _run(argv: list[str]) -> int:
     parser = command_line()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        help_line = " ".join(filter(None, ("thg", args.command, "--help")))
+        raise THGError(f"unknown: {' '.join(unknown)} ({help_line} lists all)")
     if args.command is None:
         parser.print_help()
         return 0

@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from thg.bench.config import SHIPPED_CONFIG, BenchConfig, Model, load_config, override
-from thg.bench.measure import measure_samples
+from thg.bench.config import SHIPPED_CONFIG, BenchConfig, ModelTable, load_config, override
+from thg.bench.measurer import measure_samples
 from thg.bench.metrics import load_metrics
 from thg.bench.metrics.package_scripts import NETWORKS
 from thg.bench.report import rebuild_report, write_report
-from thg.bench.run import make_samples
+from thg.bench.runner import make_samples
 from thg.bench.samples import reference_files
 from thg.bench.store import BenchmarkRun, weights
 from thg.models.pretrained import quiet
@@ -98,7 +98,7 @@ def _check(config: BenchConfig, folder: Path, store: Path | None) -> int:
     missing += [f"{name}: {reason}" for name, reason in loaded.skipped]
     for metric in loaded.of_packages:
         network = config.networks.get(metric.name, NETWORKS.get(metric.name, ""))
-        if network and not weights(Model(source=network), "config.json"):
+        if network and not weights(ModelTable(source=network), "config.json"):
             missing.append(f"{metric.name}: its network {network}: hf download {network}")
     for what in missing:
         print(f"missing: {what}")

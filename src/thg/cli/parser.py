@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from thg.distribution import __version__
 from thg.plans.plan import PRESETS
@@ -39,9 +39,15 @@ def _command(name: str, function: str, what: str) -> Callable[[Options], Options
     return add
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as of all other errors, in place of the usage."""
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')} ({self.prog} --help lists all)\n")
+
+
 def command_line() -> argparse.ArgumentParser:
     """The parser of `thg`; the arguments it returns have the name of the command in `command`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="thg", description="Guided diffusion sampling with fewer network evaluations.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"thg {__version__}")
@@ -121,16 +127,21 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, help="write the profile's curves and the grid as a picture")
 
 
-@_command("tune", "measure.tune", "find how many evaluations keep a model within a tolerance, and remember it")
+@_command("tune", "calibration.tune", "find how many evaluations keep a model within a tolerance, and remember it")
 def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error", type=tolerance, default=DEFAULT_ERROR, help="the tolerance, such as 0.01 or 1%% (default: 1%%)"
     )
     parser.add_argument("--out", type=Path, help="write the result to this file, too")
-    _add_measuring(parser, "where finished runs are stored until the end (default: in the cache)")
+    _add_measuring(
+        parser,
+        "where finished runs are stored until the end (default: in the cache); the same command resumes from there",
+    )
 
 
-@_command("calibrate", "measure.calibrate", "measure where the outputs of a model can be predicted, for better plans")
+@_command(
+    "calibrate", "calibration.calibrate", "measure where the outputs of a model can be predicted, for better plans"
+)
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the profile to write, such as profile.json")
@@ -198,7 +209,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("--width", type=count, help="in pixels (default: the model's own)")
     add("--height", type=count, help="in pixels (default: the model's own)")
     add("--image", type=Path, help="a picture to start from")
-    add("--strength", type=strength, default=0.6, help="how much of it may change, above 0 up to 1 (default: 0.6)")
+    add("--strength", type=strength, help="how much of it may change, above 0 up to 1 (default: 0.6)")
     add("--count", type=count, default=1, help="pictures per prompt, with seeds in sequence")
     add("--batch-size", type=count, help="pictures at a time (default: 16 for shipped models, else 1)")
     add("--force", action="store_true", help="replace files that exist")
@@ -215,7 +226,7 @@ def _add_measuring(parser: argparse.ArgumentParser, folder: str) -> None:
     add("--folder", type=Path, help=folder)
     add("--quiet", action="store_true", help="no progress bar")
     _add_model(parser)
-    parser.set_defaults(image=None)
+    parser.set_defaults(image=None, strength=None)
 
 
 def _add_run(group: argparse._ActionsContainer, seed: str) -> None:

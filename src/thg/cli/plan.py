@@ -11,13 +11,12 @@ from thg.cli.parser import tolerance
 from thg.errors import PlanError, ProfileError
 from thg.plans.plan import MOST_STEPS, PRESETS, Plan, preset
 from thg.plans.planners import Choice, Planner, tapered
-from thg.plans.run import Response, RunInfo
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, most_steps, within
 from thg.plots.charts import plot_profile
-from thg.profiles.profile import SHIPPED as SHIPPED_PROFILES
-from thg.profiles.profile import Profile
+from thg.profiles.profile import Profile, shipped_profiles
 
-SHIPPED = {path.parent.name: path for path in sorted(SHIPPED_PROFILES.glob("*/profile.json"))}
 SCHEDULER = (
     "(for a scheduler of first order with even steps; a pipeline's own may need other steps: thg generate --dry-run "
     "prints its plan)"
@@ -52,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
 def _given_plan(what: str) -> Plan | Profile:
     if what in PRESETS:
         return preset(what)
-    path = SHIPPED.get(what, Path(what))
+    shipped = shipped_profiles()
+    path = shipped.get(what, Path(what))
     if not path.is_file():
         raise ProfileError(
-            f"{what!r} is neither a file, a shipped profile ({', '.join(SHIPPED)}), nor a preset ({', '.join(PRESETS)})"
+            f"{what!r} is neither a file, a shipped profile ({', '.join(shipped)}), nor a preset ({', '.join(PRESETS)})"
         )
     return _read(path)
 
@@ -146,7 +146,13 @@ def chosen_plan(text: str) -> Choice | bool:
         except argparse.ArgumentTypeError:
             raise PlanError(f"--plan {text}: a tolerance lies above 0% and below 100%, such as 1%") from None
     if (budget := _budget(text)) is not None:
-        return tapered(budget)
+        try:
+            return tapered(budget)
+        except PlanError:
+            raise PlanError(
+                f"--plan {text}: a budget is a share of plain CFG's evaluations, above 0 and up to 1.0, such as 0.65, "
+                "or a count of at least 2, such as 70"
+            ) from None
     if not Path(text).is_file():
         raise PlanError(
             f"--plan {text!r} is not default, cfg, a tolerance such as 1%, a preset ({', '.join(sorted(PRESETS))}), "

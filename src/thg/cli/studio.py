@@ -12,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from thg.cli import pipelines
+from thg.cli import options
 from thg.errors import THGError
 from thg.profiles.profile import Profile
 from thg.studio.app import WAITING, create_app
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.models is not None and not args.models.is_dir():
         raise THGError(f"--models {args.models}: there is no such folder")
     with _listen(args.host or LOOPBACK, args.port) as listener:
-        engine = Engine(load(args), pipelines.source(args), args.models)
+        engine = Engine(load(args), options.source(args), args.models)
         token = secrets.token_urlsafe(16) if args.host else None
         name = socket.gethostname() if args.host in EVERYWHERE else args.host
         address = _address(name or LOOPBACK, listener.getsockname()[1], token)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the studio starts with."""
-    return Model.load(pipelines.source(args), Profile.load(args.profile) if args.profile else None)
+    return Model.load(options.source(args), Profile.load(args.profile) if args.profile else None)
 
 
 def _say(text: str) -> None:

@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import json
+import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from thg.distribution import missing
 from thg.errors import MissingExtraError, THGError, UnsupportedPipelineError
-from thg.models.schedulers import scheduler_by_option
+from thg.models.scheduler_choice import scheduler_by_option
 from thg.models.shipped import SHIPPED, ShippedName, shipped_path
 from thg.processes import best_device, check_device, require_bfloat16
 
@@ -92,15 +93,26 @@ class Source:
             arguments += "" if precision == "torch.float32" else f", dtype={precision}"
             lines = [f"pipe = thg.shipped_pipeline({self.model!r}{arguments})"]
         else:
+            lines = []
             name = type(pipe).__name__ if self.single else "DiffusionPipeline"
             given = {"config": self.config, "variant": self.variant}
             options = [f"{option}={value!r}" for option, value in given.items() if value is not None]
             if not self.single:  # diffusers needs these for components missing from the folder
                 absent = {part for part, value in pipe.components.items() if value is None}
                 options += [f"{part}=None" for part in sorted(absent - set(pipe._optional_components))]
+            else:
+                file = SingleFile.of(self.model, self.config)
+                options += [f"{part}=None" for part in file.absent]
+                options += [f"{part}=rest.{part}" for part in file.lacking]
+                if file.lacking:
+                    present = ", ".join(f"{part}=None" for part in file.present)
+                    lines += ["from diffusers import DiffusionPipeline"]
+                    lines += [
+                        f"rest = DiffusionPipeline.from_pretrained({file.config!r}, torch_dtype={precision}, {present})"
+                    ]
             how = ", ".join([repr(self.model), f"torch_dtype={precision}", *options])
             loader = "from_single_file" if self.single else "from_pretrained"
-            lines = [f"from diffusers import {name}", f"pipe = {name}.{loader}({how}).to({device!r})"]
+            lines += [f"from diffusers import {name}", f"pipe = {name}.{loader}({how}).to({device!r})"]
         for number, (path, _) in enumerate(self.lora):
             where = f"{str(path.parent)!r}, weight_name={path.name!r}"
             lines.append(f'pipe.load_lora_weights({where}, adapter_name="lora_{number}")')
@@ -111,12 +123,19 @@ class Source:
 
 
 def quiet() -> None:
-    """Silences the libraries: the command reports their errors, and their warnings are for developers."""
+    """Silences the libraries: the command reports their errors, and their warnings are for developers.
+
+    Of thg's own logger too, whose line after each run is in the summary that a command prints.
+    """
+    logger = logging.getLogger("thg")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
     for name in ("diffusers", "transformers"):
         with suppress(ImportError):
-            logging = importlib.import_module(f"{name}.utils.logging")
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
+            library = importlib.import_module(f"{name}.utils.logging")
+            library.set_verbosity_error()
+            library.disable_progress_bar()
+    warnings.filterwarnings("ignore", module="huggingface_hub")
 
 
 # -- folders and hub ids
@@ -199,16 +218,16 @@ def _saved_without(folder: Path) -> list[str]:
 def _without_warnings() -> Iterator[None]:
     """Diffusers warns of an autoencoder of another class than the pipeline's usual one, and of an argument's old name,
     the only one that older releases know."""
-    from diffusers.utils import logging
+    from diffusers.utils import logging as library
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    before = library.get_verbosity()
+    library.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*torch_dtype.*", FutureWarning)
             yield
     finally:
-        logging.set_verbosity(before)
+        library.set_verbosity(before)
 
 
 def _one_line(error: Exception, most: int) -> str:
@@ -218,38 +237,97 @@ def _one_line(error: Exception, most: int) -> str:
 # -- single files, LoRA
 
 
+@dataclass(frozen=True)
+class SingleFile:
+    """A file of weights: where its configuration is, the pipeline's class, and the networks that the file lacks."""
+
+    config: str
+    pipeline: str
+    index: Mapping[str, Any]
+    lacking: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: str, config: str | None = None) -> SingleFile:
+        """Reads the names of the weights, and the configuration."""
+        path = Path(source)
+        if path.suffix.lower() != ".safetensors":
+            raise THGError(
+                f"{source} may hold a pickle, which can run any code when it is read; get it as .safetensors"
+            )
+        try:
+            import diffusers
+            from diffusers.loaders.single_file_utils import fetch_diffusers_config
+        except ImportError as error:
+            raise missing("loading a model", "diffusers") from error
+        weights = _shapes(path)
+        if any("lora" in name for name in weights):
+            raise THGError(f"{source} is a LoRA, which changes a model: write --model MODEL --lora {source}")
+        known: str = config or fetch_diffusers_config(weights)["pretrained_model_name_or_path"]
+        _refuse_pickles(Path(known))
+        try:
+            index = diffusers.DiffusionPipeline.load_config(known)
+            name = index["_class_name"]
+        except Exception as error:  # the hub client and json raise different errors
+            raise THGError(
+                f"{source} needs the configuration (tokenizers and sizes, no weights) of {known}, which cannot be read "
+                "here; with a network it is downloaded once, or write --config FOLDER, a diffusers model of the same "
+                "kind"
+            ) from error
+        return cls(known, name, index, tuple(_lacking(weights, index)))
+
+    @property
+    def present(self) -> list[str]:
+        """The other parts of the pipeline."""
+        return [name for name, part in self.index.items() if isinstance(part, list) and name not in self.lacking]
+
+    @property
+    def absent(self) -> list[str]:
+        """The parts that a pipeline of this configuration does without, such as the third text encoder of SD 3."""
+        return [name for name, part in self.index.items() if part == [None, None]]
+
+
+def _lacking(weights: Iterable[str], index: Mapping[str, Any]) -> Iterator[str]:
+    """The networks that are not among these weights: files of SD 3.5 and Flux seldom have text encoders."""
+    clip = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.clip")
+    homes = {"CLIPTextModel": clip, "CLIPTextModelWithProjection": clip, "T5EncoderModel": ("text_encoders.t5",)}
+    for name, part in index.items():
+        library, kind = part if isinstance(part, list) and None not in part else ("", "")
+        if name == "vae" and kind:
+            prefixes: tuple[str, ...] = ("first_stage_model.", "vae.")
+        elif library == "transformers" and not kind.endswith(("Tokenizer", "TokenizerFast", "Processor", "Extractor")):
+            prefixes = homes.get(kind, ())
+        else:
+            continue
+        if not any(weight.startswith(prefixes) for weight in weights):
+            yield name
+
+
 def single_file(source: str, dtype: torch.dtype, *, config: str | None = None) -> Any:
     """The pipeline whose weights are in one file, in the layout of the model's authors.
 
     config: a folder (or hub id) of a diffusers pipeline of the same kind, which has the tokenizers and the sizes of the
-        networks, and the components that the file lacks. By default that of the model that the file seems to be made
-        from, which the hub's client downloads once, without weights.
+        networks, and the networks that the file lacks. By default that of the model that the file seems to be made
+        from, which the hub's client downloads once, without the weights that are in the file.
     """
-    path = Path(source)
-    if path.suffix.lower() != ".safetensors":
-        raise THGError(f"{source} may hold a pickle, which can run any code when it is read; get it as .safetensors")
+    file = SingleFile.of(source, config)
+    rest: dict[str, Any] = dict.fromkeys(file.absent)
+    if file.lacking:
+        try:
+            others = _from_pretrained(file.config, dtype, **dict.fromkeys(file.present))
+            rest |= {name: getattr(others, name) for name in file.lacking}
+        except Exception as error:
+            raise THGError(
+                f"{source} has no {' and no '.join(file.lacking)}, and {file.config} has no weights for them that can "
+                "be read here; write --config FOLDER, a complete diffusers model of the same kind"
+            ) from error
+    import diffusers
+
     try:
-        import diffusers
-        from diffusers.loaders.single_file_utils import fetch_diffusers_config
-    except ImportError as error:
-        raise missing("loading a model", "diffusers") from error
-    weights = _shapes(path)
-    if any("lora" in name for name in weights):
-        raise THGError(f"{source} is a LoRA, which changes a model: write --model MODEL --lora {source}")
-    known: str = config or fetch_diffusers_config(weights)["pretrained_model_name_or_path"]
-    _refuse_pickles(Path(known))
-    try:
-        name = diffusers.DiffusionPipeline.load_config(known)["_class_name"]
-    except Exception as error:  # the hub client and json raise different errors
-        raise THGError(
-            f"{source} needs the configuration (tokenizers and sizes, no weights) of {known}, which cannot be read "
-            "here; with a network it is downloaded once, or write --config FOLDER, a diffusers model of the same kind"
-        ) from error
-    try:
-        return getattr(diffusers, name).from_single_file(source, config=known, torch_dtype=dtype)
+        loader = getattr(diffusers, file.pipeline).from_single_file
+        return loader(source, config=file.config, torch_dtype=dtype, **rest)
     except Exception as error:
-        reason = _one_line(error, 300)
-        raise THGError(f"{source} cannot be loaded as {name} with the configuration of {known} ({reason})") from error
+        reason = f"with the configuration of {file.config} ({_one_line(error, 300)})"
+        raise THGError(f"{source} cannot be loaded as {file.pipeline} {reason}") from error
 
 
 def _shapes(path: Path) -> dict[str, torch.Tensor]:
@@ -291,6 +369,8 @@ def add_loras(pipe: Any, loras: Iterable[tuple[Path, float]]) -> None:
 
 # -- how a pipeline is called
 
+USUAL_STEPS = 50  # of pipelines whose call has no default
+
 
 def accepted(pipe: Any) -> frozenset[str]:
     """The names of the arguments of a pipeline's call."""
@@ -331,6 +411,8 @@ def call_arguments(
     if negative_prompt is not None:
         call["negative_prompt"] = [negative_prompt] * len(prompts)
     size = {"width": width, "height": height}
+    if None in size.values() and (width or height):  # of one alone, diffusers' pipelines take no notice
+        size = {name: side or _own_side(pipe) for name, side in size.items()}
     if start is not None:
         start = _fitting(start, pipe, width, height)
         call |= {"image": [start] * len(prompts), "strength": strength}

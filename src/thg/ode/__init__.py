@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from thg.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from thg.ode.curves import Node, express
     from thg.ode.guided_denoiser import GuidedDenoiser
     from thg.ode.integrate import Sampled, Step, sample
     from thg.ode.mixture import GaussianMixture
     from thg.ode.network import Denoiser
+    from thg.ode.outputs import Node, express
     from thg.ode.richardson import ErrorConstants, error_constants, error_constants_first_order
     from thg.ode.schedule import Schedule
     from thg.ode.solvers import (
@@ -55,7 +55,7 @@ __getattr__ = lazy_names(
         "thg.ode.integrate": ("Sampled", "Step", "sample"),
         "thg.ode.mixture": ("GaussianMixture",),
         "thg.ode.network": ("Denoiser",),
-        "thg.ode.curves": ("Node", "express"),
+        "thg.ode.outputs": ("Node", "express"),
         "thg.ode.richardson": ("ErrorConstants", "error_constants", "error_constants_first_order"),
         "thg.ode.schedule": ("Schedule",),
         "thg.ode.solvers": (
@@ -63,11 +63,11 @@ __getattr__ = lazy_names(
             *("euler", "lms", "plms"),
         ),
         "": (
-            "curves",
             "guided_denoiser",
             "integrate",
             "mixture",
             "network",
+            "outputs",
             "richardson",
             "schedule",
             "schedulers",

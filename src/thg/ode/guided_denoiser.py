@@ -7,19 +7,21 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thg.errors import ScheduleError
-from thg.ode.curves import Node
+from thg.errors import PlanError, ScheduleError, THGError
 from thg.ode.network import joined
-from thg.plans.k_diffusion import Answer, Calls, DenoisedGuide, DenoisedLeaps, trace
+from thg.ode.outputs import Node
+from thg.plans.guide import Guide, HareGuide
+from thg.plans.k_diffusion import SAME, Answer, Calls, trace
+from thg.plans.leaps import Leaps
+from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, guide_maker
-from thg.plans.report import Summary
-
-SAME = 1e-3  # relative difference up to which two noise levels are the same
+from thg.plans.summary import Summary, lost_in
 
 
 class GuidedDenoiser:
@@ -56,11 +58,12 @@ class GuidedDenoiser:
         batched: bool = False,
         flow: bool = False,
     ) -> None:
+        for name, given, shown in (("denoiser", denoiser, "x, sigma, cond="), ("sampler", sampler, "model, x, sigmas")):
+            if not callable(given) and not (name == "sampler" and given is None):
+                raise PlanError(f"{name} must be a function, called as {name}({shown}), not {given!r}")
         self._denoiser, self._batched, self._flow = denoiser, batched, flow
         self._maker = guide_maker(plan)
-        self._grid = [float(sigma) for sigma in (sigmas.tolist() if isinstance(sigmas, Tensor) else sigmas)]
-        if len(self._grid) < 2 or self._grid[0] <= 0:
-            raise ScheduleError(f"sigmas must be at least two noise levels from high to low, not {self._grid}")
+        self._grid = _levels(sigmas)
         self._calls = _expected(self._grid) if sampler is None else _traced(sampler, self._grid)
         self._run: _Run | None = None
         self._last: _Run | None = None
@@ -71,6 +74,7 @@ class GuidedDenoiser:
         Without an unconditional condition, or with a scale of 1, there is no guidance. Further arguments are passed to
         the denoiser.
         """
+        _require_scale(cond_scale, x)
         run = self._at(float(sigma.reshape(-1)[0] if isinstance(sigma, Tensor) else sigma), cond_scale)
         guided = uncond is not None and not (isinstance(cond_scale, int | float) and cond_scale == 1)
         guide, call = run.guide_for(cond, uncond if guided else None, x.shape), run.call
@@ -81,10 +85,13 @@ class GuidedDenoiser:
             return guide.predict(call, x)
         if not guided or not evaluates:
             output = self._denoiser(x, sigma, cond=cond, **more)
+            _require_denoised(output, x.shape)
             if guided and isinstance(guide, DenoisedGuide):
                 output = _combined(output, guide.predict(call, output), cond_scale)
         else:
             output, unconditional = self._pair(x, sigma, cond, uncond, more)
+            _require_denoised(unconditional, x.shape)
+            _require_denoised(output, x.shape)
             if isinstance(guide, DenoisedGuide):
                 unconditional = guide.observe(call, output, unconditional)
             output = _combined(output, unconditional, cond_scale)
@@ -120,7 +127,7 @@ class GuidedDenoiser:
         return self._run
 
     def _begin(self, cond_scale: Any) -> _Run:
-        scale = float(cond_scale.max()) if isinstance(cond_scale, Tensor) else float(cond_scale)
+        scale = float(cond_scale.max() if isinstance(cond_scale, Tensor) else cond_scale)
         log_snr = [_log_snr(sigma, self._flow) for sigma in self._calls.sigmas]
         run = self._calls.run(self._grid, scale, log_snr)
         maker = self._maker
@@ -133,8 +140,28 @@ class GuidedDenoiser:
             return self._denoiser(x, sigma, cond=cond, **more), self._denoiser(x, sigma, cond=uncond, **more)
         twice = torch.cat([sigma, sigma]) if isinstance(sigma, Tensor) and sigma.ndim else sigma
         both = self._denoiser(torch.cat([x, x]), twice, cond=joined(uncond, cond, len(x)), **more)
+        _require_denoised(both, torch.Size((2 * len(x), *x.shape[1:])))
         unconditional, conditional = both.chunk(2)
         return conditional, unconditional
+
+
+def _require_scale(cond_scale: Any, x: Tensor) -> None:
+    """Raises an error for what is no guidance scale."""
+    if isinstance(cond_scale, Tensor) and (cond_scale.ndim != 1 or len(cond_scale) in (1, len(x))):
+        return
+    if not isinstance(cond_scale, Real):
+        given = f"{len(cond_scale)} for {len(x)} samples" if isinstance(cond_scale, Tensor) else repr(cond_scale)
+        raise PlanError(f"cond_scale must be a number such as 7.0, or a tensor with one for each sample, not {given}")
+
+
+def _require_denoised(output: Any, shape: torch.Size) -> None:
+    """Raises an error for what is no denoised latents."""
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != tuple(shape):
+        raise PlanError(
+            f"the denoiser returned {found} for latents of the shape {tuple(shape)}; it must return the denoised "
+            "latents alone, as denoiser(x, sigma, cond=...) of k-diffusion does"
+        )
 
 
 def _combined(conditional: Tensor, unconditional: Tensor, cond_scale: Any) -> Tensor:
@@ -143,6 +170,76 @@ def _combined(conditional: Tensor, unconditional: Tensor, cond_scale: Any) -> Te
         cond_scale = cond_scale.reshape(-1, *[1] * (conditional.ndim - 1))
     output: Tensor = unconditional + (conditional - unconditional) * cond_scale
     return output
+
+
+# -- predictions, in the space of the network's outputs
+#
+# Denoised latents (x0), and the difference of two of them, shrink with the noise level for any network; its outputs
+# (noise, velocity) are smooth, and predictions of them 3 to 10 dB better.
+
+
+class DenoisedLeaps:
+    """The denoised latents at each call of a run in which the whole network leaps."""
+
+    def __init__(self, leaps: Leaps, units: Sequence[float]) -> None:
+        self.leaps = leaps
+        self._units = units
+
+    @property
+    def plan(self) -> Plan:
+        return self.leaps.plan
+
+    def evaluates(self, call: int) -> bool:
+        """Must the denoiser run at this call?"""
+        return self.leaps.evaluates(call)
+
+    def observe(self, call: int, x: Tensor, denoised: Tensor) -> Tensor:
+        """The denoised latents to use after the denoiser has run at the state x."""
+        output = ((denoised - x) / self._units[call],)
+        used = self.leaps.observe(call, output)
+        return denoised if used is output else (x + self._units[call] * used[0]).to(denoised.dtype)
+
+    def predict(self, call: int, x: Tensor) -> Tensor:
+        """The denoised latents to use at the state x if the denoiser does not run."""
+        return (x + self._units[call] * self.leaps.predict(call)[0]).to(x.dtype)
+
+    def estimated_error(self, final: Tensor) -> Tensor | None:
+        """How far the final latents are from those of the plain run, per row."""
+        return self.leaps.estimated_error(final)
+
+
+class DenoisedGuide:
+    """Provides a denoiser's unconditional output at each call, with the help of a guide."""
+
+    def __init__(self, guide: Guide, units: Sequence[float]) -> None:
+        self.guide = guide
+        self._units = units
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.guide.plan
+
+    def evaluates(self, call: int) -> bool:
+        """Must the unconditional branch run at this call?"""
+        return self.guide.evaluates(call)
+
+    def observe(self, call: int, conditional: Tensor, unconditional: Tensor) -> Tensor:
+        """The unconditional output to use after both branches have run."""
+        unit = self._units[call]
+        used = self.guide.observe(call, (conditional,), ((conditional - unconditional) / unit,))
+        return unconditional if used is None else conditional - unit * used[0]
+
+    def predict(self, call: int, conditional: Tensor) -> Tensor:
+        """The unconditional output to use after the conditional branch alone has run."""
+        term = self.guide.predict(call, (conditional,))
+        return conditional if term is None else conditional - self._units[call] * term[0]
+
+    def estimated_error(self, final: Tensor) -> Tensor | None:
+        """How far the final latents are from those of plain guidance, per row; None if it cannot be estimated."""
+        return self.guide.estimated_error(final) if isinstance(self.guide, HareGuide) else None
+
+
+# -- one run of a sampler
 
 
 class _Run:
@@ -157,7 +254,8 @@ class _Run:
         self._plain_evaluations = 0
         self._note = ""
         self._error: Tensor | None = None  # the estimate, per sample
-        self._doubt: Callable[[], str] = str
+        self._tuned = self._guide.leaps.tuned if isinstance(self._guide, DenoisedLeaps) else ""
+        self._completed: Leaps | None = None  # the leaps of a run that has come to its end
         self._plan = self._guide.plan
         self._started = self._ended = time.perf_counter()
 
@@ -186,7 +284,7 @@ class _Run:
             self._subject[0] is cond and self._subject[1] is uncond and self._subject[2] == shape
         )
         if changed and isinstance(self._guide, DenoisedLeaps):
-            self._guide.forget()
+            self._guide.leaps.forget()
         elif changed and self._guide is not None:
             self._guide = self._make()
         self._subject = subject
@@ -201,12 +299,23 @@ class _Run:
             self._plan = self._guide.plan
             self._error = self._guide.estimated_error(x)
             if isinstance(self._guide, DenoisedLeaps):
-                self._guide.forget()
-                self._doubt = self._guide.doubt
+                self._completed = self._guide.leaps
+                self._completed.forget()
             self._guide, self._subject = None, ()  # and the terms in it
+
+    def _reason(self) -> str:
+        """Why nothing was saved."""
+        plan = self._plan
+        if plan is None or plan.evaluations < plan.steps:
+            return ""
+        if self._calls.adds_noise or self._calls.explodes:
+            return f"everything was evaluated: {self._calls.no_response}"
+        calls = f"everything was evaluated, as the plan has it for {plan.steps} calls of this sampler"
+        return calls if plan.skips == "network" else ""
 
     def summary(self) -> Summary:
         to_come = max(0, len(self._calls.sigmas) - len(self._evaluations))
+        doubt, lost = ("", None) if self._completed is None else (self._completed.doubt(), self._completed.lost())
         return Summary(
             pipeline="thg.GuidedDenoiser",
             steps=len(self._evaluations) + to_come,
@@ -216,8 +325,10 @@ class _Run:
             seconds=self._ended - self._started,
             plan=None if self._note else self._plan,
             finished=len(self._evaluations) >= len(self._calls.sigmas),
-            note=self._note or self._doubt(),
+            note=self._note or "; ".join(filter(None, (self._reason(), doubt, self._tuned))),
             estimated_error=None if self._error is None else tuple(self._error.tolist()),
+            lost=lost_in(lost),
+            tuned=bool(self._tuned),
         )
 
 
@@ -230,6 +341,19 @@ def _same(a: float, b: float) -> bool:
 
 def _log_snr(sigma: float, flow: bool) -> float:
     return Node(0.0, sigma, max(1 - sigma, 0.0) if flow else 1.0, max(sigma, 0.0)).log_snr
+
+
+def _levels(sigmas: Any) -> list[float]:
+    """Noise levels as numbers. Raises an error for what are none."""
+    try:
+        levels = [float(sigma) for sigma in (sigmas.tolist() if isinstance(sigmas, Tensor) else sigmas)]
+    except (TypeError, ValueError):
+        levels = []
+    if len(levels) < 2 or levels[0] <= 0 or not all(map(math.isfinite, levels)):
+        raise ScheduleError(
+            f"sigmas must be at least two noise levels from high to low, those that the sampler gets, not {sigmas!r}"
+        )
+    return levels
 
 
 def _expected(grid: Sequence[float]) -> Calls:
@@ -249,7 +373,18 @@ def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
             level = torch.as_tensor(sigma, dtype=x.dtype).reshape(-1)[0]
             return x - level * answer(x, level)
 
-        return sampler(model, start, sigmas, **quiet)
+        try:
+            final = sampler(model, start, sigmas, **quiet)
+        except THGError:
+            raise
+        except Exception as error:
+            raise ScheduleError(
+                f"the sampler could not be executed as sampler(model, x, sigmas) on a few numbers "
+                f"({type(error).__name__}: {error}); wrap it in a function with these arguments"
+            ) from error
+        if not isinstance(final, Tensor):
+            raise ScheduleError(f"the sampler must return the final latents, not {type(final).__name__}")
+        return final
 
     with torch.random.fork_rng(devices=[]):
         return trace(on_numbers, lambda sigma: -sigma)

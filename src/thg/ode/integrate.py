@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.curves import Node, express
-from thg.ode.network import Branches, Denoiser, Network
+from thg.ode.network import Conditions, Denoiser, Network
+from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.guide import Guide, HareGuide, Visitor
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Fixed, Planned, guide_maker
-from thg.plans.report import Summary, lost_in
-from thg.plans.run import Response, RunInfo, Term
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo, Term
+from thg.plans.summary import Summary, lost_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,15 +329,21 @@ def sample(
         form: "predictor" or "two-state" (Algorithm 1 as printed; there the hare's order is the solver's, so the plan's
             `hare_order` is ignored and a corrector is refused).
     """
-    if schedule is None:
-        raise PlanError("sample needs the grid of the run: thg.sample(..., schedule=thg.Schedule.vp(50), ...)")
+    if not isinstance(schedule, Schedule):
+        given = "" if schedule is None else f" as a thg.Schedule, not as {type(schedule).__name__}"
+        raise PlanError(
+            f"sample needs the grid of the run{given}: thg.sample(..., schedule=thg.Schedule.vp(50), ...), or "
+            "thg.read_schedule(scheduler, 50) for a scheduler of diffusers"
+        )
+    if solver is not None and not hasattr(solver, "works_in"):
+        raise PlanError(f"solver must be one of thg.ode, such as thg.ode.ddim(), not {solver!r}")
     if form not in get_args(Form):
         raise PlanError(f"form must be 'predictor' or 'two-state', not {form!r}")
     solver = ddim() if solver is None else solver
     guidance = Guidance.of(plan, schedule, solver, guidance_scale, guidance_interval, x)
     with nullcontext() if gradients else torch.no_grad():
-        branches = Branches.of(condition, unconditional, batched, x)
-        network = Network(denoiser, schedule, x, branches, check=check)
+        conditions = Conditions.of(condition, unconditional, batched, x)
+        network = Network(denoiser, schedule, x, conditions, check=check)
         run = _Steps(network, schedule, callback, progress or iter, [] if trajectory else None)
         start = network.state(x)
         end = (_predictor if form == "predictor" else _two_state)(run, start, guidance, solver)
@@ -377,6 +384,7 @@ class _Steps:
             self._callback(Step(index, node, after, p * before + q * output))
 
     def summary(self, guidance: Guidance, error: Tensor | None) -> Summary:
+        leaps = guidance.leaps
         return Summary(
             pipeline="thg.sample",
             steps=self.schedule.steps,
@@ -385,9 +393,10 @@ class _Steps:
             evaluations=tuple(self._evaluations),
             seconds=time.perf_counter() - self._started,
             plan=guidance.plan,
-            note="" if guidance.leaps is None else guidance.leaps.doubt(),
+            note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
             estimated_error=None if error is None else tuple(error.tolist()),
-            lost=() if guidance.leaps is None or error is None else lost_in(guidance.leaps.lost()),
+            lost=() if leaps is None or error is None else lost_in(leaps.lost()),
+            tuned=leaps is not None and bool(leaps.tuned),
         )
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from thg.errors import THGError
-from thg.ode.curves import Node
 from thg.ode.network import Denoiser
+from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 
 

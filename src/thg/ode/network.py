@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import NonFiniteError, PlanError, ScheduleError
-from thg.ode.curves import Node
+from thg.ode.outputs import Node
 from thg.ode.schedule import Schedule
 
 FEWEST_VALUES = 64  # values; with fewer the coefficient is too uncertain
@@ -108,7 +108,7 @@ class Denoiser(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Branches:
+class Conditions:
     """The denoiser's condition in the conditional branch, in the unconditional one, and in one call for both."""
 
     conditional: Any = True
@@ -116,7 +116,7 @@ class Branches:
     both: Any = None
 
     @classmethod
-    def of(cls, condition: Any, unconditional: Any, batched: bool, x: Tensor) -> Branches:
+    def of(cls, condition: Any, unconditional: Any, batched: bool, x: Tensor) -> Conditions:
         """batched: the denoiser takes both branches in one call, conditional rows first."""
         if batched and condition is True and unconditional is False:  # then a flag for each row
             condition = torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -157,7 +157,7 @@ class Network:
         denoiser: Denoiser,
         schedule: Schedule,
         x: Tensor,
-        branches: Branches | None = None,
+        conditions: Conditions | None = None,
         *,
         check: bool = False,
     ) -> None:
@@ -168,7 +168,7 @@ class Network:
         self.evaluations = 0
         self._denoiser = denoiser
         self._schedule = schedule
-        self._branches = branches or Branches()
+        self._conditions = conditions or Conditions()
         self._check = check
         self._dtype = x.dtype
         self._ranges: list[tuple[str, Node, Sequence[Tensor]]] = []  # what, where, its smallest and its largest value
@@ -182,17 +182,17 @@ class Network:
     def __call__(self, x: Tensor, node: Node, conditional: bool) -> Tensor:
         """The normalised output of one branch at a node."""
         branch = "conditional" if conditional else "unconditional"
-        condition = self._branches.conditional if conditional else self._branches.unconditional
+        condition = self._conditions.conditional if conditional else self._conditions.unconditional
         output = self._run(x, node, condition, f"{branch} network output")
         self.evaluations += 1
         return self._schedule.normalise(x, output, node)
 
     def terms(self, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
         """e_c and d = e_c - e_u: in one call if the denoiser takes both branches, else in two."""
-        if self._branches.both is None:
+        if self._conditions.both is None:
             e_c, e_u = self(x, node, True), self(x, node, False)
         else:
-            outputs = self._run(torch.cat([x, x]), node, self._branches.both, "network output of both branches")
+            outputs = self._run(torch.cat([x, x]), node, self._conditions.both, "network output of both branches")
             self.evaluations += 2
             e_c, e_u = (self._schedule.normalise(x, output, node) for output in outputs.chunk(2))
         return e_c, e_c - e_u

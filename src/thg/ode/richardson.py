@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.ode.curves import Node, Prediction
-from thg.ode.network import Branches, Denoiser, Network
+from thg.ode.network import Conditions, Denoiser, Network
+from thg.ode.outputs import Node, Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 
@@ -61,7 +61,7 @@ def error_constants(
     its error decreases by 2^-p as in eq. (half step) of the paper. A singlestep solver is measured over whole pairs of
     steps, and each step of the pair gets half of the pair's error.
     """
-    network = Network(denoiser, schedule, x, Branches.of(condition, unconditional, batched, x))
+    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
     state = network.state(x)
     full = halves = _Split(Track(state), Track(torch.zeros_like(state)), guidance_scale - 1)
     norms: list[tuple[Array, Array]] = []
@@ -102,7 +102,7 @@ def error_constants_first_order(
     the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
     with (w - 1) d.
     """
-    network = Network(denoiser, schedule, x, Branches.of(condition, unconditional, batched, x))
+    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
     solver, normal = ddim(), schedule.normal
     state = network.state(x)
     norms: list[tuple[Array, Array]] = []

@@ -9,27 +9,124 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.ode.curves import (
-    Array,
-    FlowCurve,
-    Node,
-    NoiseCurve,
-    Prediction,
-    TableCurve,
-    VECurve,
-    VPCurve,
-    content,
-    express,
-    log_snr,
-)
+from thg.ode.outputs import Array, Node, Prediction, content, express, log_snr
+
+# -- noise curves: alpha and sigma as functions of the network's own time
+#
+# Time is in the network's own units. `at_noise` and `at_data` are the times at the two ends: 1 and 0, 0 and 1, or
+# 999 and 0.
+
+
+class NoiseCurve(Protocol):
+    """alpha and sigma as functions of time."""
+
+    @abstractmethod
+    def levels(self, time: Array) -> tuple[Array, Array]:
+        """alpha and sigma at these times."""
+
+    def network_time(self, time: float) -> float:
+        """The time to pass to the network (clipped to the range of training)."""
+        return time
+
+
+@dataclass(frozen=True)
+class VPCurve(NoiseCurve):
+    """The continuous variance-preserving schedule, beta linear from data to noise."""
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    at_noise: float = 1.0
+    at_data: float = 0.0
+
+    def levels(self, time: Array) -> tuple[Array, Array]:
+        share = (time - self.at_data) / (self.at_noise - self.at_data)
+        log_alpha = -0.25 * share**2 * (self.beta_max - self.beta_min) - 0.5 * share * self.beta_min
+        return np.exp(log_alpha), np.sqrt(-np.expm1(2 * log_alpha))
+
+
+@dataclass(frozen=True)
+class VECurve(NoiseCurve):
+    """The variance-exploding state x0 + sigma eps of EDM and k-diffusion; its time is sigma."""
+
+    def levels(self, time: Array) -> tuple[Array, Array]:
+        return np.ones_like(time), time
+
+
+@dataclass(frozen=True)
+class FlowCurve(NoiseCurve):
+    """Flow matching, the straight path: x = (1 - s) x0 + s eps with s from 0 at data to 1 at noise."""
+
+    at_noise: float
+    at_data: float = 0.0
+
+    def levels(self, time: Array) -> tuple[Array, Array]:
+        sigma = (time - self.at_data) / (self.at_noise - self.at_data)
+        return 1 - sigma, sigma
+
+
+@dataclass(frozen=True, eq=False)
+class TableCurve(NoiseCurve):
+    """sigma/alpha tabulated over the times of a training schedule and linear in between, as diffusers does it.
+
+    times: from data to noise, evenly spaced; the first is that of clean data, one step before the first of training.
+    trained: the times of the first and the last training step.
+    """
+
+    times: Array
+    ratios: Array
+    trained: tuple[float, float]
+
+    @classmethod
+    def from_alphas_cumprod(
+        cls,
+        alphas_cumprod: Array,
+        grid_ratios: Sequence[float] = (),
+        *,
+        at_noise: float | None = None,
+        at_data: float = 0.0,
+    ) -> TableCurve:
+        """The table of a training run of T steps: times 0 .. T-1 unless the ends are given, and clean data before.
+
+        Noise levels of a grid above the last training level are appended, one time unit each.
+        """
+        if not np.all((alphas_cumprod > 0) & (alphas_cumprod < 1)):
+            raise ScheduleError(
+                "the cumulative product of alphas must lie strictly between 0 and 1; a value of 0 (zero terminal SNR) "
+                "cannot be stepped from in eps form: make the scheduler with rescale_betas_zero_snr=False"
+            )
+        ratios = np.sqrt((1 - alphas_cumprod) / alphas_cumprod)
+        beyond = sorted({r for r in grid_ratios if r > ratios[-1] * (1 + 1e-5)})  # more than rounding
+        table = np.concatenate([[0.0], ratios, beyond])
+        last = float(len(ratios) - 1)
+        unit = 1.0 if at_noise is None else (at_noise - at_data) / max(last, 1.0)
+        times = at_data + unit * (np.arange(len(table), dtype=np.float64) - 1)
+        return cls(times, table, (float(times[1]), float(times[len(ratios)])))
+
+    def levels(self, time: Array) -> tuple[Array, Array]:
+        direction = 1.0 if self.times[-1] > self.times[0] else -1.0  # np.interp needs increasing times
+        ratio = np.interp(direction * np.asarray(time), direction * self.times, self.ratios)
+        alpha = 1 / np.sqrt(1 + ratio**2)
+        return alpha, ratio * alpha
+
+    def time_of(self, ratio: ArrayLike) -> Array:
+        return np.asarray(np.interp(np.asarray(ratio), self.ratios, self.times))
+
+    def network_time(self, time: float) -> float:
+        low, high = sorted(self.trained)
+        return min(max(time, low), high)
+
+
+# -- the grid of a run
 
 Spacing = Literal["leading", "trailing", "linspace"]
 Times = tuple[float, float]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.ode.curves import Array, FlowCurve, Node, NoiseCurve, Prediction, TableCurve, log_snr
-from thg.ode.schedule import Schedule
+from thg.ode.outputs import Array, Node, Prediction, log_snr
+from thg.ode.schedule import FlowCurve, NoiseCurve, Schedule, TableCurve
 
 Grid = Literal["alphas", "sigmas", "exploding sigmas"]
 
@@ -118,7 +118,7 @@ def order_of(scheduler: Any) -> int:
     return kind.order if kind is not None else int(getattr(scheduler, "order", 1))
 
 
-def options() -> list[str]:
+def option_names() -> list[str]:
     """The names of schedulers on the command line."""
     return sorted(row.option for row in OFFERED.values())
 

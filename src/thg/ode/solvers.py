@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from thg.errors import ScheduleError
-from thg.ode.curves import Node, Prediction, content, express
+from thg.ode.outputs import Node, Prediction, content, express
+from thg.plans.leaps import lagrange_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,14 +130,6 @@ class LinearMultistep:
         if self.pseudo:
             return node.position
         return node.sigma if kind == "flow" else node.sigma / node.alpha
-
-
-def lagrange_weights(nodes: Sequence[float], at: float) -> tuple[float, ...]:
-    """The value at `at` of each Lagrange polynomial on `nodes`: weights that interpolate."""
-    return tuple(
-        math.prod((at - other) / (node - other) for j, other in enumerate(nodes) if j != i)
-        for i, node in enumerate(nodes)
-    )
 
 
 def adams_weights(nodes: Sequence[float], target: float) -> tuple[float, ...]:

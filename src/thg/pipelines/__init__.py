@@ -2,7 +2,7 @@
 
 from thg.pipelines.api import Support, disable, enable, enabled, is_enabled, plan_for, preview, summary, supported
 from thg.pipelines.layouts import Batched, Sequential
-from thg.plans.report import Summary
+from thg.plans.summary import Summary
 
 __all__ = [
     "Batched",

@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from thg.errors import PlanError, THGError, UnsupportedPipelineError
+from thg.ode.integrate import run_of
+from thg.ode.solvers import ddim
 from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
@@ -20,8 +22,8 @@ from thg.pipelines.owner import EnabledPipeline, owner_of
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, guide_maker, tapered
-from thg.plans.report import Summary, combined
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
+from thg.plans.summary import Summary, combined
 from thg.plans.tolerance import most_steps
 
 USUAL_GUIDANCE = 5.0
@@ -137,6 +139,8 @@ def preview(pipe: Any, plan: Choice = None, *, steps: int, guidance_scale: float
     plan: as for `enable`; by default the one that is enabled, or thg's default. steps, guidance_scale: of the run.
     Of a pipeline that runs others, the last of them is meant.
     """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise PlanError(f"steps must be the number of steps of a run, such as 30, not {steps!r}")
     if isinstance(layout := layout_of(pipe), Delegates):
         pipe = _parts(pipe, layout)[-1]
     maker = guide_maker(plan)
@@ -160,7 +164,12 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
     Steps at which nothing runs are nearly free: there are five for each evaluated one, which ends closest to the
     converged result, above all with a second-order scheduler. Plain CFG would have half as many steps as evaluations.
 
-    nfe: evaluations per sample. guidance_scale: as the pipeline will be used; its own default unless set.
+    Without a pipeline it takes a function that makes the schedule of a number of steps:
+
+        steps, planner = thg.plan_for(thg.Schedule.vp, nfe=40, guidance_scale=4)
+        thg.sample(denoiser, x, planner, thg.Schedule.vp(steps), guidance_scale=4)
+
+    nfe: evaluations per sample. guidance_scale: as it will be used; a pipeline's own default unless set.
     """
     if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2:
         raise PlanError(f"nfe must be a number of evaluations such as 40, not {nfe!r}")
@@ -180,11 +189,14 @@ def usual_guidance(pipe: Any) -> float:
 
 def _run_of(pipe: Any, steps: int, guidance_scale: float | None) -> RunInfo:
     """The run of a call with these arguments, as far as it is known before."""
-    if not _has_scheduler(pipe):
+    if inspect.isroutine(pipe):  # makes a schedule
+        run = run_of(pipe(steps), ddim(), USUAL_GUIDANCE)
+    elif _has_scheduler(pipe):
+        run = known_run(copy.deepcopy(pipe.scheduler), steps)
+    else:
         raise UnsupportedPipelineError(
             f"{type(pipe).__name__} has no scheduler with set_timesteps, so its steps are not known before a run"
         )
-    run = known_run(copy.deepcopy(pipe.scheduler), steps)
     branches = 1 if guidance_scale is not None and guidance_scale <= 1 else 2
     return replace(run, guidance_scale=guidance_scale, branches=branches)
 
@@ -194,6 +206,11 @@ def _run_of(pipe: Any, steps: int, guidance_scale: float | None) -> RunInfo:
 
 def _check(pipe: Any, layout: Any) -> None:
     """Raises an error for what cannot be enabled."""
+    if isinstance(pipe, type):
+        name = pipe.__name__
+        raise UnsupportedPipelineError(
+            f"thg.enable takes a pipeline, not its class: {name}.from_pretrained(...) loads one"
+        )
     if isinstance(pipe, torch.nn.Module) or not hasattr(pipe, "components"):
         raise UnsupportedPipelineError(
             f"thg.enable takes a diffusers pipeline, not {type(pipe).__name__}; without diffusers, use thg.sample"

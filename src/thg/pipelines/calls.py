@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thg.errors import UnsupportedPipelineError
 from thg.pipelines.substitute import original_class
-from thg.plans.run import Term
+from thg.plans.run_info import Term
 
 Place = int | str  # of an argument: its index, or its name
 
@@ -37,14 +37,13 @@ _TUPLES_OF_BATCHES = ("residual", "controlnet", "block_samples")
 class Call:
     """A call of a network that has not run yet. `call()` runs it.
 
-    module: the network. name: its name in the pipeline. context: the pipeline's current cache context.
+    module: the network. name: its name in the pipeline.
     """
 
     module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str = ""
-    context: str = ""
 
     def __call__(self) -> Any:
         return original_class(self.module).__call__(self.module, *self.args, **self.kwargs)
@@ -186,7 +185,10 @@ def samples_of(output: Any) -> list[Tensor] | None:
 def rows_of(output: Any) -> int:
     """The number of rows of a network's output; 0 if it has no tensors."""
     listed = samples_of(output)
-    return len(listed) if listed is not None else sum(len(tensor) for tensor in tensors_of(output)[:1] if tensor.ndim)
+    if listed is not None:
+        return len(listed)
+    tensors = tensors_of(output) or tensors_of(getattr(output, "__dict__", {}))  # or a class of the network's own
+    return sum(len(tensor) for tensor in tensors[:1] if tensor.ndim)
 
 
 def branch_terms(output: Any, n: int) -> list[Term]:
@@ -227,6 +229,15 @@ def expand_rows(output: Any, n: int, keep: Sequence[int]) -> Any:
     return _mapped(output, expanded)
 
 
+def on_a_line(last: Any, earlier: Any, weight: float) -> Any:
+    """What two outputs of one call make with this weight on the earlier one; the last if they are not alike."""
+    new, old = tensors_of(last), tensors_of(earlier)
+    if [one.shape for one in new] != [one.shape for one in old] or not all(one.is_floating_point() for one in new):
+        return last
+    values = iter([one.lerp(before, weight) for one, before in zip(new, old, strict=True)])
+    return _mapped(last, lambda _: next(values))
+
+
 def _mapped(output: Any, change: Callable[[Tensor], Tensor], lists: Mapping[int, list[Tensor]] | None = None) -> Any:
     """The output with its tensors changed, and with these lists in place of its own."""
     if lists and id(output) in lists:
@@ -234,7 +245,8 @@ def _mapped(output: Any, change: Callable[[Tensor], Tensor], lists: Mapping[int,
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, list | tuple):
-        return type(output)(_mapped(item, change, lists) for item in output)
+        items = [_mapped(item, change, lists) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     if is_dataclass(output) and not isinstance(output, type):
         values = {field.name: _mapped(getattr(output, field.name), change, lists) for field in fields(output)}
         return type(output)(**values)

@@ -10,10 +10,9 @@ pipeline passes on another number of values the layout cannot be checked, and is
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,9 +26,10 @@ ROUNDING = 1e-4  # relative error that float32 arithmetic between network and sc
 DEPENDENT = 1e-4  # a column counts as dependent if less than this share of it is new
 SURE = 0.02  # least difference of a share from 0 and 1
 UNEQUAL = 0.1  # allowed spread of the shares over the vectors of one sample, relative to the largest share
+SAMPLES, FRAMES = (0,), (0, 2)  # dimensions of which each place has its own coefficients
 
 
-class Step(NamedTuple):
+class CheckedStep(NamedTuple):
     """What the scheduler gets in one step, and the outputs that it was made from.
 
     branches: one for each branch of the layout; cond is the place of the conditional one. further: of calls that are no
@@ -80,7 +80,7 @@ class Fit(NamedTuple):
     certain: bool = True
 
 
-def verify(step: Step) -> Guided | None:
+def verify(step: CheckedStep) -> Guided | None:
     """What the step shows; None if it is not guided. Raises an error if the layout does not explain it."""
     fits = list(_fits(step))
     if not fits:
@@ -95,10 +95,9 @@ def verify(step: Step) -> Guided | None:
         if error < 1 and not unequal:
             own = Guided(None, abs(abs(scale) - 1) >= SURE or fit.by_vector, fit.with_sample, number)
             conclusions.append(_conclude(own, shares, spread, doubt, step.cond))
-    for conclusion in conclusions:
-        if isinstance(conclusion, Guided) and conclusion.w is not None:
-            return conclusion
-    for conclusion in conclusions:
+    with_scale = [found for found in conclusions if isinstance(found, Guided) and found.w is not None]
+    if conclusions:
+        conclusion = (with_scale or conclusions)[0]
         if isinstance(conclusion, str):
             raise UnsupportedPipelineError(conclusion)
         return conclusion
@@ -113,7 +112,7 @@ def verify(step: Step) -> Guided | None:
     )
 
 
-def scale_of(step: Step, guided: Guided) -> Tensor | None:
+def scale_of(step: CheckedStep, guided: Guided) -> Tensor | None:
     """The residual, the standard error and w of a later step, on the device; None if its shapes have changed."""
     fit = next(itertools.islice(_fits(step), guided.reading, None), None)
     if fit is None or len(fit.numbers) <= 4 + step.cond:
@@ -123,8 +122,6 @@ def scale_of(step: Step, guided: Guided) -> Tensor | None:
 
 def _conclude(guided: Guided, shares: list[float], spread: float, doubt: float, cond: int) -> Guided | str | None:
     """What a fit means: a guided step, one without guidance, or why thg cannot follow it."""
-    if len(shares) == 1:
-        return None
     if not doubt < SURE:
         return guided  # the branches are equal: nothing to check
     if not any(shares):
@@ -155,12 +152,10 @@ def _conclude(guided: Guided, shares: list[float], spread: float, doubt: float, 
 # -- how the branches may correspond to P, the simplest first
 
 
-def _fits(step: Step) -> Iterator[Fit]:
+def _fits(step: CheckedStep) -> Iterator[Fit]:
     """One after the other, each computed when it is asked for."""
     if not step.passed.is_floating_point():
         return
-    if step.passed_on_whole:
-        yield Fit(_passed_on(step.branches, step.passed))
     for outputs in (step.branches, *([(*step.branches, *step.further)] if step.further else [])):
         if len({output.shape for output in outputs}) == 1 and outputs[0].is_floating_point():
             yield from _fits_of(outputs, step.passed, step.sample)
@@ -169,16 +164,17 @@ def _fits(step: Step) -> Iterator[Fit]:
 def _fits_of(outputs: Sequence[Tensor], passed: Tensor, sample: Tensor | None) -> Iterator[Fit]:
     n, size = len(outputs), len(outputs[0])
     if passed.ndim == outputs[0].ndim and len(passed) == n * size:
-        passed = passed[:size]  # the step is made for all branches (DiT)
+        passed = passed[:size]  # the step is made for all branches (DiT), or guidance is off
     for seen, target in _views(outputs, passed):
-        yield Fit(_combine(seen, target, _samples))
+        yield Fit(_combine(seen, target, SAMPLES))
         if sample is not None and sample.shape == target.shape:
-            yield Fit(_combine(seen, target, _samples, sample), with_sample=True)
+            yield Fit(_combine(seen, target, SAMPLES, sample), with_sample=True)
             if target.ndim == 5:
-                yield Fit(_combine(seen, target, _frames, sample), by_vector=True, with_sample=True)
+                yield Fit(_combine(seen, target, FRAMES, sample), by_vector=True, with_sample=True)
         for dim in range(1, target.ndim):
-            if target.shape[dim] > n:
-                yield Fit(_combine(seen, target, functools.partial(_vectors, dim=dim)), by_vector=True)
+            if target.shape[dim] > n:  # a formula may rescale each token or pixel separately
+                others = [other for other in range(target.ndim) if other != dim]
+                yield Fit(_combine(seen, target, others), by_vector=True)
     if n == 2 and outputs[0].numel() == passed.numel() and outputs[0].shape != passed.shape:
         yield Fit(_combine_reordered(outputs, passed), certain=False)
 
@@ -194,35 +190,24 @@ def _views(outputs: Sequence[Tensor], passed: Tensor) -> Iterator[tuple[Sequence
             yield halves, passed.chunk(2, 1)[0] if same else passed
 
 
-def _samples(value: Tensor) -> Tensor:
-    """One row per sample."""
-    return value.reshape(value.shape[0], -1)
-
-
-def _frames(value: Tensor) -> Tensor:
-    """One row per frame of a video (sample, channel, frame, height, width)."""
-    return value.movedim(2, 1).flatten(0, 1).flatten(1)
-
-
-def _vectors(value: Tensor, dim: int) -> Tensor:
-    """One row per vector along a dimension: a formula may rescale each token or pixel separately."""
-    return value.movedim(dim, -1).reshape(-1, value.shape[dim])
+def _rows(value: Tensor, *dims: int) -> Tensor:
+    """One row for each place in these dimensions."""
+    rows = value.movedim(dims, tuple(range(len(dims)))).flatten(0, len(dims) - 1)
+    return rows.reshape(len(rows), -1)
 
 
 # -- least squares on the tensors' own device: nothing here makes the host wait
 
 
-def _combine(
-    branches: Sequence[Tensor], passed: Tensor, rows: Callable[[Tensor], Tensor], sample: Tensor | None = None
-) -> Tensor:
-    """The numbers of a `Fit` in which each row has its own coefficients.
+def _combine(branches: Sequence[Tensor], passed: Tensor, dims: Sequence[int], sample: Tensor | None = None) -> Tensor:
+    """The numbers of a `Fit` in which each place in these dimensions has its own coefficients.
 
     sample: P may also contain a multiple of it (a conversion between prediction types before the step).
     Means over the rows are weighted by the effect of guidance on them.
     """
-    target, first, *others = (at_least_float32(rows(value)) for value in (passed, *branches))
+    target, first, *others = (at_least_float32(_rows(value, *dims)) for value in (passed, *branches))
     differences = [other - first for other in others]
-    columns = [first, *differences, *([] if sample is None else [at_least_float32(rows(sample))])]
+    columns = [first, *differences, *([] if sample is None else [at_least_float32(_rows(sample, *dims))])]
     coefficients = _least_squares(columns, target)
     left = target - _sum([c * column for c, column in zip(coefficients, columns, strict=True)])
     scale, moves = coefficients[0], coefficients[1 : len(branches)]
@@ -236,15 +221,6 @@ def _combine(
     spread = _sum([(weight * (s - mean).square()).sum() for s, mean in zip(shares, means, strict=True)]).sqrt()
     doubt = _doubt(_epsilon(passed, *branches), target, differences)
     return torch.stack([left.norm() / _nonzero(allowed.norm()), (weight * scale).sum(), spread, doubt, *means])
-
-
-def _passed_on(branches: Sequence[Tensor], passed: Tensor) -> Tensor:
-    """The numbers of a `Fit` for one branch: P is the output itself, with either sign."""
-    output, target = at_least_float32(torch.cat(list(branches))), at_least_float32(passed)
-    left = torch.stack([(target - output).norm(), (target + output).norm()]).min()
-    error = left / _nonzero(ROUNDING * target.norm())
-    one, none = torch.ones_like(error), torch.zeros_like(error)
-    return torch.stack([error, one, none, none, one])
 
 
 def _combine_reordered(branches: Sequence[Tensor], passed: Tensor) -> Tensor:

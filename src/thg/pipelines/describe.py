@@ -8,6 +8,7 @@ show whether the scheduler is linear and free of noise.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from thg.errors import THGError
 from thg.ode.schedulers import adds_noise, order_of, scheduler_log_snr
-from thg.plans.run import ADDS_NOISE, CLIPS, Response, RunInfo, probe
+from thg.plans.response import ADDS_NOISE, CLIPS, Response, probe
+from thg.plans.run_info import RunInfo
 
 LONGEST = 1000  # calls; the response of longer runs is not measured, since the matrix grows with their square
 REMEMBERED = 32  # responses
@@ -84,6 +86,12 @@ def obstacle_in(arguments: Mapping[str, Any]) -> str:
     """Why the arguments of `scheduler.step` make its response useless, if they do."""
     noise = next((name for name in NOISE_ARGUMENTS if arguments.get(name)), "")
     return f"the scheduler {ADDS_NOISE} at every step ({noise} above 0)" if noise else ""
+
+
+def further_arguments(scheduler: Any) -> list[str]:
+    """What `scheduler.step` requires beside an output, its time and the sample."""
+    others = list(inspect.signature(type(scheduler).step).parameters.values())[4:]  # the first: the scheduler itself
+    return [one.name for one in others if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
 
 
 def _predicts(scheduler: Any) -> str:

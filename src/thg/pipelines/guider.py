@@ -24,7 +24,7 @@ from thg.plans.guide import Guide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, Uniform, guide_maker, tapered, uniform
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import Within, within
 
 _STORED: dict[str, tuple[type[Any], Callable[..., Choice]]] = {

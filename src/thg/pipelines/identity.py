@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import weakref
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ SWITCH = "THG_TUNED"  # 0: no result of `thg.tune` is looked for
 _ADDED = ("lora_", "processor.", "encoder_hid_proj")  # parameters that users load on top of a network
 
 _fingerprints: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-_weights: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(pipe: Any) -> str:
@@ -87,25 +87,49 @@ def remembered(pipe: Any) -> Tuned | None:
     """The result of an earlier `thg.tune`, if there is one and it can be read."""
     if os.environ.get(SWITCH) == "0" or not any(folder().glob(f"{fingerprint(pipe).replace(':', '-')}-*.json")):
         return None
+    path = place_of(pipe)
+    if not path.exists():
+        return None
     try:
-        return Tuned.load(place_of(pipe))
-    except PlanError:
+        return Tuned.load(path)
+    except PlanError as error:
+        logging.getLogger("thg").warning("%s: not used: %s", type(pipe).__name__, error)
         return None
 
 
 def _checksum(network: torch.nn.Module | None) -> str:
-    """Of a few weights: other weights have other errors. Empty if they are not at hand (offloaded to disk)."""
+    """Of one number of each parameter: other weights have other errors. Empty if they are not at hand (offloaded).
+
+    Read anew at each call, which is at the start of a run: a LoRA adapter is fused by writing to `.data`, which
+    changes neither version nor address of a tensor. Its rounding remains when it is taken out again, hence 3 digits.
+    """
     if network is None:
         return ""
-    if network not in _weights:
-        parameters = sorted(network.named_parameters(), key=lambda item: item[0])
-        chosen = [value.detach().flatten()[:8] for _, value in parameters[:: max(1, len(parameters) // 16)]]
-        if any(value.is_meta for value in chosen) or not chosen:
+    adapters = _adapters(network)
+    groups: dict[tuple[torch.device, torch.dtype], dict[str, torch.Tensor]] = {}  # of those that one transfer fetches
+    for name, parameter in network.named_parameters():
+        value = parameter.data
+        if value.is_meta:
             return ""
-        numbers = torch.cat([value.float().cpu() for value in chosen])
-        digits = " ".join(f"{number:.3g}" for number in numbers.tolist())
-        _weights[network] = hashlib.sha256(digits.encode()).hexdigest()[:8]
-    return _weights[network]
+        if value.numel() and type(value) is torch.Tensor and (adapters or "lora_" not in name):
+            first = value[(0,) * value.ndim]
+            groups.setdefault((value.device, value.dtype), {})[name.replace(".base_layer.", ".")] = first
+    numbers = dict(adapters)
+    for values in groups.values():
+        numbers |= zip(values, torch.stack(list(values.values())).float().tolist(), strict=True)
+    digits = " ".join(f"{name} {number:.3g}" for name, number in sorted(numbers.items()))
+    return hashlib.sha256(digits.encode()).hexdigest()[:8] if numbers else ""
+
+
+def _adapters(network: torch.nn.Module) -> dict[str, float]:
+    """The strengths of LoRA adapters that act beside the weights: neither disabled nor fused into them."""
+    return {
+        f"{prefix} {name}": float(strength)
+        for prefix, module in network.named_modules()
+        if hasattr(module, "merged_adapters") and not (module.merged or module.disable_adapters)
+        for name, strength in module.scaling.items()
+        if name in module.active_adapters
+    }
 
 
 def _configured(scheduler: Any) -> str:

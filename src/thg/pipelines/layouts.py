@@ -25,8 +25,9 @@ CONTROL = "controlnet"  # takes the same rows as the denoiser, before it
 
 
 class Branches:
-    """The branches of a layout, in their order."""
+    """The branches of a layout, in their order. explained: whether what they combine to can be checked."""
 
+    explained: bool
     branches: tuple[str, ...]
     predicted: tuple[str, ...]
     denoisers: tuple[str, ...]
@@ -36,6 +37,10 @@ class Branches:
     def networks(self) -> tuple[str, ...]:
         """The names of all networks that run a branch."""
         return self.denoisers if self.unconditional is None else (*self.denoisers, self.unconditional)
+
+    def at_present(self, pipe: Any) -> Any:
+        """The layout in the current call of the pipeline, with guidance on."""
+        return self
 
     @functools.cached_property
     def cond(self) -> int:
@@ -79,10 +84,6 @@ class Batched(Branches):
                     f"predicted={self.predicted!r}: {name!r} is not a branch that a leap can skip; these are "
                     f"{', '.join(repr(own) for own in self.branches if own != 'cond')}: {example}"
                 )
-
-    def at_present(self, pipe: Any) -> Batched:
-        """The layout of the current call, with guidance on."""
-        return self
 
     @contextmanager
     def without_predicted(self, pipe: Any) -> Iterator[None]:
@@ -152,7 +153,7 @@ class Refused:
 Layout = Batched | Sequential | Delegates | Refused
 
 
-def in_words(layout: Batched | Sequential) -> str:
+def in_words(layout: Branches) -> str:
     """A description, such as "one call: uncond, cond"."""
     return f"{'one call' if isinstance(layout, Batched) else 'a call for each'}: {', '.join(layout.branches)}"
 

@@ -25,7 +25,7 @@ from thg.pipelines.run import PipelineRun
 from thg.pipelines.substitute import original_class, restore, substitute
 from thg.plans.guide import GuideMaker
 from thg.plans.planners import Planned
-from thg.plans.report import Summary
+from thg.plans.summary import Summary
 
 # Modules that are not part of a denoising loop, even if a callback calls them there.
 _OTHERS = ("vae", "movq", "text_encoder", "image_encoder", "tokenizer", "safety", "feature_extractor", "vocoder")
@@ -83,18 +83,16 @@ class EnabledPipeline:
 
     def _route(self, networks: dict[torch.nn.Module, str]) -> None:
         """Patches the pipeline's current networks, and restores those that it no longer has."""
-        for network in set(self.networks).difference(networks):
-            names = _networks.get(network, {})
-            names.pop(self, None)
-            if not names and _networks.pop(network, None) is not None:
-                restore(network)
-        for network, name in networks.items():
-            members: dict[str, Any] = {"__call__": torch.compiler.disable(_answered, recursive=False)}  # type: ignore[no-untyped-call]
-            if hasattr(network, "cache_context"):
-                members["cache_context"] = _cache_context
-            substitute(network, members)
-            _networks.setdefault(network, {})[self] = name
-        self.networks = weakref.WeakSet(networks)
+        with _routing:
+            for network in set(self.networks).difference(networks):
+                names = _networks.get(network, {})
+                names.pop(self, None)
+                if not names and _networks.pop(network, None) is not None:
+                    restore(network)
+            for network, name in networks.items():
+                _networks.setdefault(network, {})[self] = name
+                substitute(network, {"__call__": torch.compiler.disable(_answered, recursive=False)})  # type: ignore[no-untyped-call]
+            self.networks = weakref.WeakSet(networks)
 
     @contextmanager
     def opened_run(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
@@ -127,6 +125,7 @@ class EnabledPipeline:
 # The owners of patched networks, with the network's name in their pipelines, and of enabled pipelines.
 _networks: weakref.WeakKeyDictionary[torch.nn.Module, dict[EnabledPipeline, str]] = weakref.WeakKeyDictionary()
 _pipelines: weakref.WeakKeyDictionary[Any, EnabledPipeline] = weakref.WeakKeyDictionary()
+_routing = threading.RLock()  # threads may share networks; a pipeline may be collected while another one is enabled
 
 
 def owner_of(pipe: Any) -> EnabledPipeline | None:
@@ -190,17 +189,3 @@ def _answered(self: Any, *args: Any, **kwargs: Any) -> Any:
             if owner.run is not None:
                 owner.run.calls_outside += 1
     return original_class(self).__call__(self, *args, **kwargs)
-
-
-@contextmanager
-def _cache_context(self: Any, name: str, **kwargs: Any) -> Iterator[None]:
-    here = _current.get()
-    with original_class(self).cache_context(self, name, **kwargs):
-        if here is None:
-            yield
-            return
-        before, here.context = here.context, name
-        try:
-            yield
-        finally:
-            here.context = before

@@ -12,34 +12,53 @@ import threading
 import time
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thg.pipelines.caches import caches_in
 from thg.pipelines.describe import describe
 from thg.pipelines.identity import fingerprint
-from thg.plans.report import Summary
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
+from thg.plans.summary import Summary
 
 LOG = logging.getLogger("thg")
 BROKEN = "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
+_RUN = "_thg_run"
 LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
+
+
+@dataclass(eq=False)
+class Loop:
+    """The steps over the time steps of a scheduler.
+
+    index: how many were begun. finished: all of them. finite: whether the last output was; error: the estimated
+    difference from the plain run. Both are known after the last step, on the device.
+    """
+
+    run: RunInfo
+    index: int = 0
+    finished: bool = False
+    finite: Tensor | None = None
+    error: Tensor | None = None
 
 
 class PipelineRun(ABC):
     """The state of one call of a pipeline; its tensors are dropped when the call ends, its summary remains.
 
-    context: the pipeline's current cache context. calls_outside: network calls from other threads or tasks meanwhile.
+    loops: over the time steps of schedulers, in order; a pipeline may set them several times. calls_outside: network
+    calls from other threads or tasks meanwhile.
     """
+
+    loops: Sequence[Loop]
 
     def __init__(self, owner: Any, pipe: Any) -> None:
         self.owner, self.name, self.pipe = owner, type(pipe).__name__, pipe
         self.thread = threading.get_ident()
-        self.context = ""
         self.calls_outside = 0
         self.caches = [cache for network in owner.networks for cache in caches_in(network)]
         self.cache_names = tuple(sorted({name for name, _ in self.caches}))
@@ -47,6 +66,7 @@ class PipelineRun(ABC):
         self.evaluations: list[int] = []  # of each step, per sample
         self.plain_evaluations: list[int] = []  # of the plain run
         self.failed = False
+        self._watched: list[tuple[Any, Any]] = []  # schedulers, and what they had in place of their class's `step`
         self.started = self.ended = time.perf_counter()
 
     @abstractmethod
@@ -70,18 +90,43 @@ class PipelineRun(ABC):
         """A context for the pipeline's call."""
         length = vars(self.pipe).pop(LENGTH, None)  # of an earlier run
         try:
-            with watched(self):
-                yield
+            self.watch()
+            yield
         except BaseException:
             self.failed = True
             raise
         finally:
-            self._log()
+            self._unwatch()
             self.close()
+            self._log()
             self.caches.clear()
             if length is not None:
                 vars(self.pipe).setdefault(LENGTH, length)
             self.pipe = None
+
+    def watch(self) -> None:
+        """From now on the pipeline's schedulers get what `step` returns, also those made since the last time."""
+        for part in list(vars(self.pipe).values()):
+            if (
+                hasattr(part, "step")
+                and hasattr(part, "set_timesteps")
+                and not any(part is one for one, _ in self._watched)
+            ):
+                before = vars(part).get("step")
+                if _run_of(before) is self:  # a copy of one that is watched
+                    before = None
+                else:
+                    part.step = _watched_step(part, self)
+                self._watched.append((part, before))
+
+    def _unwatch(self) -> None:
+        self.watch()  # a copy is left without a `step` of its own
+        for scheduler, step in self._watched:
+            if step is not None:
+                scheduler.step = step
+            else:
+                vars(scheduler).pop("step", None)
+        self._watched.clear()
 
     def described(
         self, scheduler: Any, timesteps: Any, obstacle: str, first: Any, data_as_velocity: bool = False
@@ -94,19 +139,49 @@ class PipelineRun(ABC):
 
     def summed_up(self, notes: Iterable[str], **found: Any) -> Summary:
         """The summary of the run with what else was found."""
-        found = {"nfe": sum(self.evaluations), "cfg_nfe": sum(self.plain_evaluations), **found}
+        last = self.loops[-1:]
         return Summary(
             pipeline=self.name,
+            steps=max(len(self.evaluations), sum(loop.run.steps for loop in last)),
+            nfe=sum(self.evaluations),
+            cfg_nfe=sum(self.plain_evaluations),
             evaluations=tuple(self.evaluations),
             seconds=self.ended - self.started,
-            note="; ".join(note for note in dict.fromkeys(notes) if note),
+            finished=not self.failed and (bool(self.plain_because) or all(loop.finished for loop in last)),
+            note="; ".join(note for note in dict.fromkeys(self._with_doubts(notes)) if note),
+            finite=self.finite,
+            sections=max(1, len(self.loops)),
             caches=self.cache_names,
+            estimated_error=self._estimated_error(),
             **found,
         )
 
+    @property
+    def finite(self) -> bool:
+        return all(loop.finite is None or bool(loop.finite) for loop in self.loops)
+
+    def _estimated_error(self) -> tuple[float, ...] | None:
+        """Of all loops together, per sample."""
+        errors = [loop.error for loop in self.loops if loop.error is not None]
+        if not errors or any(error.shape != errors[0].shape for error in errors):
+            return None
+        return tuple(torch.stack(errors).square().sum(0).sqrt().tolist())
+
+    def _with_doubts(self, notes: Iterable[str]) -> Iterator[str]:
+        """The notes between what is true of all runs."""
+        if not self.finite:
+            yield BROKEN
+        yield from notes
+        yield from self._notes_on_calls()
+
+    @property
+    def has_leapt(self) -> bool:
+        return sum(self.evaluations) < sum(self.plain_evaluations)
+
     def reason(self) -> str:
         """Why nothing was saved, if that is known without a wait for the device."""
-        return self.plain_because and f"everything was evaluated: {self.plain_because}"
+        evaluated = "the rest" if self.has_leapt else "everything"
+        return self.plain_because and f"{evaluated} was evaluated: {self.plain_because}"
 
     def _log(self) -> None:
         """One line per run."""
@@ -116,34 +191,20 @@ class PipelineRun(ABC):
             spent, plain = sum(self.evaluations), sum(self.plain_evaluations)
             LOG.info("%s: %d network evaluations instead of %d", self.name, spent, plain)
 
-    def notes_on_calls(self) -> Iterator[str]:
+    def _notes_on_calls(self) -> Iterator[str]:
         if self.calls_outside:
             yield (
                 f"{self.calls_outside} network calls came from another thread or task than the run and were evaluated; "
                 "thg follows the thread that calls the pipeline"
             )
         elif not self.evaluations and not self.failed:
-            yield "no network call was seen before the pipeline returned (a generator that it returns is not followed)"
+            yield (
+                "no network call was seen before the pipeline returned (thg follows neither a generator that it "
+                "returns nor calls of a network's `forward`)"
+            )
 
 
 # -- the schedulers of the pipeline, within a run
-
-
-@contextmanager
-def watched(run: PipelineRun) -> Iterator[None]:
-    """Within a block, the schedulers of the run's pipeline get the outputs that `run.step` returns."""
-    schedulers = [part for part in vars(run.pipe).values() if hasattr(part, "step") and hasattr(part, "set_timesteps")]
-    before = [vars(scheduler).get("step") for scheduler in schedulers]
-    for scheduler in schedulers:
-        scheduler.step = _watched_step(scheduler, run)
-    try:
-        yield
-    finally:
-        for scheduler, step in zip(schedulers, before, strict=True):
-            if step is not None:
-                scheduler.step = step
-            else:
-                vars(scheduler).pop("step", None)
 
 
 def _watched_step(scheduler: Any, run: PipelineRun) -> types.MethodType:
@@ -160,4 +221,10 @@ def _watched_step(scheduler: Any, run: PipelineRun) -> types.MethodType:
             return own(*args, **kwargs)
         return own(run.step(self, output, arguments), **arguments)
 
+    vars(step)[_RUN] = run
     return types.MethodType(step, scheduler)
+
+
+def _run_of(step: Any) -> PipelineRun | None:
+    """The run that such a method belongs to."""
+    return getattr(step, _RUN, None)

@@ -4,7 +4,7 @@ from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Leaps
 from thg.plans.plan import PRESETS, Plan, Preset, preset
 from thg.plans.planners import Planner, look_before_you_leap, m_max, rho_for, tapered, uniform
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo, Term
 from thg.plans.tolerance import Tuned, within
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Planner",
     "Preset",
     "RunInfo",
+    "Term",
     "Tuned",
     "look_before_you_leap",
     "m_max",

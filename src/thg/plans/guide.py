@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from thg.plans.leaps import Estimate, Leaps
 from thg.plans.plan import Plan
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,10 +3,6 @@
 How often such a sampler calls its denoiser, at which noise levels and with which effect on its states is not declared
 anywhere. Executed on a few numbers in place of latents, with probe values in place of network outputs, it reveals all
 three within milliseconds (`trace`).
-
-Denoised latents (x0), and the difference of two of them, shrink with the noise level for any network; in the space of
-the network's outputs (noise, velocity) they are smooth, and predictions 3 to 10 dB better. `DenoisedLeaps` and
-`DenoisedGuide` predict there.
 """
 
 from __future__ import annotations
@@ -20,16 +16,20 @@ import torch
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.plans.guide import Guide, HareGuide
-from thg.plans.leaps import Leaps
-from thg.plans.plan import MOST_STEPS, Plan
-from thg.plans.run import Response, RunInfo, probe
+from thg.plans.plan import MOST_STEPS
+from thg.plans.response import Response, probe
+from thg.plans.run_info import RunInfo
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 """answer(x, sigma): the network's output for a call of the denoiser, in the shape of the state x."""
 
 Sampler = Callable[[Tensor, Answer], Tensor]
 """sampler(start, answer): the final state of a run from `start`, with `answer` in place of the network."""
+
+EXPLODES = 2.0  # share of the errors in outputs that is left of them, from which on they grow; see `errors_left`
+SAME = 1e-3  # relative difference up to which two noise levels are the same
+PULL = 1.5  # of a network with guidance, over that of data at a single point
+CLEAN = 0.003  # noise level over the signal's, from which on the prompts agree and guidance adds no pull
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Calls:
     units: d(denoised latents) / d(network output) at each call.
     response: of the states to the network's outputs; None if the sampler is not linear or adds noise, with the reason
         in `no_response`.
+    explodes: whether the sampler magnifies errors in the outputs.
     """
 
     sigmas: tuple[float, ...]
@@ -47,6 +48,7 @@ class Calls:
     response: Response | None = None
     no_response: str = "the sampler is unknown"
     adds_noise: bool = False
+    explodes: bool = False
 
     def run(
         self, grid: Sequence[float], guidance_scale: float | None = None, log_snr: Iterable[float] | None = None
@@ -63,16 +65,18 @@ class Calls:
             times=self.sigmas,
             response=self.response,
             no_response=self.no_response,
-            order=2 if self.response is not None and self.response.has_memory() else 1,
+            order=1 if self.response is None else self.response.order(),
             adds_noise=self.adds_noise,
+            explodes=self.explodes,
         )
 
 
-def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
+def trace(sampler: Sampler, unit: Callable[[float], float], *, part: bool = False) -> Calls:
     """The calls of a sampler.
 
     unit(sigma): d(denoised latents) / d(network output) at this noise level (-sigma for a network that predicts the
         noise, or the velocity of a flow).
+    part: the outputs are a part of what the sampler gets from the network; alone they do not tell whether it explodes.
 
     Raises `ScheduleError` for a sampler that chooses its steps from the network's outputs.
     """
@@ -86,8 +90,29 @@ def trace(sampler: Sampler, unit: Callable[[float], float]) -> Calls:
         units = (1.0,) * len(sigmas)
     response = Response.measured(states.double().numpy())
     if isinstance(response, Response):
-        return Calls(sigmas, units, response)
+        if part or errors_left(response, sigmas, units) < EXPLODES:
+            return Calls(sigmas, units, response)
+        return Calls(sigmas, units, None, "the sampler magnifies errors; a lower order does not", explodes=True)
     return Calls(sigmas, units, None, f"the sampler {response}", adds_noise=bool(states[:, -1].any()))
+
+
+def errors_left(response: Response, sigmas: Sequence[float], units: Sequence[float]) -> float:
+    """How much of errors in the outputs a sampler leaves at the end, as a share of what it adds up without a network.
+
+    A network carries states back to the data, and its pull is known for data at a single point: the noise in a state x
+    is x / sigma. Sound samplers leave less than 1.7, and linear multistep methods of order 6 or 8 more than 2.1 from 20
+    steps on (docs/log.md): their steps are too long for their small regions of stability.
+    """
+    sigma, unit = np.array(sigmas), np.array(units)
+    kept = np.abs(unit) <= (1 + SAME) * sigma  # else data are predicted, or there is no noise
+    if not kept.all():
+        return 0.0
+    # denoised = skip x + unit output = x - sigma noise; skip = (unit / sigma)^2 for v and EDM, 1 for noise and flows
+    no_noise = (1 - (unit / sigma) ** 2) / unit  # the output for a state in which no noise is seen, over the state
+    weights = sigma / np.abs(unit)  # from errors in the noise to errors in the output
+    pull = (1 + (PULL - 1) * sigma**2 / (sigma**2 + CLEAN**2)) / unit
+    left, added = (np.abs(response.with_feedback(gains)[-1] * weights).sum() for gains in (no_noise - pull, no_noise))
+    return float(left / added) if added > 0 else 0.0
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:
@@ -114,76 +139,8 @@ def _recorded(sampler: Sampler, outputs: Tensor) -> tuple[tuple[float, ...], Ten
         if call == MOST_STEPS:
             raise ScheduleError(f"the sampler does not terminate: it called its denoiser {MOST_STEPS} times")
         sigmas.append(float(sigma.reshape(-1)[0]))
-        states.append(x.reshape(-1))
+        states.append(x.flatten().clone())  # samplers may write into their states
         return outputs[call].reshape(start.shape) if call < len(outputs) else torch.zeros_like(start)
 
     final = sampler(start, answer)
     return tuple(sigmas), torch.stack([*states[1:], final.reshape(-1)])
-
-
-class DenoisedLeaps:
-    """The denoised latents at each call of a run in which the whole network leaps."""
-
-    def __init__(self, leaps: Leaps, units: Sequence[float]) -> None:
-        self._leaps, self._units = leaps, units
-
-    @property
-    def plan(self) -> Plan:
-        return self._leaps.plan
-
-    def evaluates(self, call: int) -> bool:
-        """Must the denoiser run at this call?"""
-        return self._leaps.evaluates(call)
-
-    def observe(self, call: int, x: Tensor, denoised: Tensor) -> Tensor:
-        """The denoised latents to use after the denoiser has run at the state x."""
-        output = ((denoised - x) / self._units[call],)
-        used = self._leaps.observe(call, output)
-        return denoised if used is output else (x + self._units[call] * used[0]).to(denoised.dtype)
-
-    def predict(self, call: int, x: Tensor) -> Tensor:
-        """The denoised latents to use at the state x if the denoiser does not run."""
-        return (x + self._units[call] * self._leaps.predict(call)[0]).to(x.dtype)
-
-    def forget(self) -> None:
-        """Starts anew: the conditions have changed."""
-        self._leaps.forget()
-
-    def estimated_error(self, final: Tensor) -> Tensor | None:
-        """How far the final latents are from those of the plain run, per row."""
-        return self._leaps.estimated_error(final)
-
-    def doubt(self) -> str:
-        """Why the result may be wrong; empty if nothing says so."""
-        return self._leaps.doubt()
-
-
-class DenoisedGuide:
-    """Provides a denoiser's unconditional output at each call, with the help of a guide."""
-
-    def __init__(self, guide: Guide, units: Sequence[float]) -> None:
-        self.guide = guide
-        self._units = units
-
-    @property
-    def plan(self) -> Plan | None:
-        return self.guide.plan
-
-    def evaluates(self, call: int) -> bool:
-        """Must the unconditional branch run at this call?"""
-        return self.guide.evaluates(call)
-
-    def observe(self, call: int, conditional: Tensor, unconditional: Tensor) -> Tensor:
-        """The unconditional output to use after both branches have run."""
-        unit = self._units[call]
-        used = self.guide.observe(call, (conditional,), ((conditional - unconditional) / unit,))
-        return unconditional if used is None else conditional - unit * used[0]
-
-    def predict(self, call: int, conditional: Tensor) -> Tensor:
-        """The unconditional output to use after the conditional branch alone has run."""
-        term = self.guide.predict(call, (conditional,))
-        return conditional if term is None else conditional - self._units[call] * term[0]
-
-    def estimated_error(self, final: Tensor) -> Tensor | None:
-        """How far the final latents are from those of plain guidance, per row; None if it cannot be estimated."""
-        return self.guide.estimated_error(final) if isinstance(self.guide, HareGuide) else None

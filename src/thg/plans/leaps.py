@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thg.plans.plan import Plan
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 from thg.plans.tolerance import PRIOR
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ def prediction_weights(
     return (-slope, 1.0 + slope)
 
 
-def interpolation_weights(positions: Sequence[float], position: float) -> tuple[float, ...]:
-    """Weights of the polynomial through the values at `positions`, at `position` (Lagrange's form)."""
-    return tuple(
-        math.prod((position - other) / (own - other) for other in positions if other != own) for own in positions
-    )
+def lagrange_weights(nodes: Sequence[float], at: float) -> tuple[float, ...]:
+    """Weights of the values at `nodes` in the polynomial through them, at `at`."""
+    return tuple(math.prod((at - other) / (node - other) for other in nodes if other != node) for node in nodes)
 
 
 def predicted(
@@ -69,50 +67,6 @@ def predicted(
         return terms[-1]
     # terms[-1] + slope * (terms[-1] - terms[-2]), as one fused operation on one new tensor
     return terms[-1].lerp(terms[-2], w[0])
-
-
-class History:
-    """The last evaluations of a term (a tuple of tensors), as many as a prediction needs.
-
-    Of several evaluations at one position (Heun calls the network twice at one time) the latest counts.
-    """
-
-    def __init__(self) -> None:
-        self._positions: deque[float] = deque(maxlen=EVALUATIONS_KEPT)
-        self._terms: deque[tuple[Tensor, ...]] = deque(maxlen=EVALUATIONS_KEPT)
-
-    def __len__(self) -> int:
-        return len(self._terms)
-
-    @property
-    def positions(self) -> tuple[float, ...]:
-        """Oldest first."""
-        return tuple(self._positions)
-
-    @property
-    def terms(self) -> tuple[tuple[Tensor, ...], ...]:
-        """Oldest first."""
-        return tuple(self._terms)
-
-    def ends_at(self, position: float) -> bool:
-        """Is the last evaluation at this position?"""
-        return bool(self._positions) and abs(self._positions[-1] - position) < SAME_POSITION
-
-    def add(self, position: float, term: tuple[Tensor, ...]) -> None:
-        if self.ends_at(position):
-            self._positions.pop()
-            self._terms.pop()
-        self._positions.append(position)
-        self._terms.append(term)
-
-    def clear(self) -> None:
-        self._positions.clear()
-        self._terms.clear()
-
-    def predict(self, position: float, order: int, damping: float = 1.0) -> tuple[Tensor, ...]:
-        """The term at another position."""
-        parts = zip(*self._terms, strict=True)
-        return tuple(predicted(self.positions, values, position, order, damping) for values in parts)
 
 
 @dataclass
@@ -243,16 +197,20 @@ class Leaps:
     Called in order of the steps: `evaluates`, then `observe` with a new evaluation or `predict`.
 
     gives_up: once a prediction has missed hopelessly, everything is evaluated from the next evaluated step on.
+    tuned: what `thg.tune` has found about this plan, in words; empty if it was not asked.
     """
 
-    def __init__(self, plan: Plan, run: RunInfo, estimate: Estimate | None = None, *, gives_up: bool = False) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: Plan, run: RunInfo, estimate: Estimate | None = None, *, gives_up: bool = False, tuned: str = ""
+    ) -> None:
+        self.plan, self.tuned = plan, tuned
         self._gives_up = gives_up
         self._gave_up_at: int | None = None  # the step
         self._read_miss: Callable[[], float] | None = None  # of the last leap
         self._run = run
         self._estimate = estimate
-        self._history = History()
+        self._positions: deque[float] = deque(maxlen=EVALUATIONS_KEPT)  # of the last evaluations, oldest first
+        self._terms: deque[Term] = deque(maxlen=EVALUATIONS_KEPT)  # what they gave
         self._evaluated_at = -1  # the last step that was evaluated
         self._corrections: list[Correction] = []  # those that act on this step or on later ones
         self._misses: list[Tensor] = []  # of the leaps, relative to the output
@@ -261,26 +219,34 @@ class Leaps:
         """Must the quantity be evaluated at this step? A line needs two evaluations."""
         if self._gave_up_at is not None:
             return True
-        return self.plan.evaluates(step) or len(self._history) < self.plan.hare_order
+        return self.plan.evaluates(step) or len(self._terms) < self.plan.hare_order
 
     def observe(self, step: int, output: Term) -> Term:
         """Takes a new evaluation; returns what the sampler gets: the same tensors if there is nothing to correct."""
         self._decide(step)
-        if self._history and step - self._evaluated_at > 1:
+        position = self._run.positions[step]
+        if self._positions and abs(self._positions[-1] - position) < SAME_POSITION:
+            self._positions.pop()  # Heun calls the network twice at one time: the latest counts
+            self._terms.pop()
+        elif self._positions and step - self._evaluated_at > 1:
             self._judge(step, output)
         self._evaluated_at = step
-        self._history.add(self._run.positions[step], output)
+        self._positions.append(position)
+        self._terms.append(output)
         return self._corrected(step, output)
 
     def predict(self, step: int) -> Term:
         """What the sampler gets at a step without an evaluation."""
+        nodes, position = tuple(self._positions), self._run.positions[step]
+        parts = zip(*self._terms, strict=True)
         return self._corrected(
-            step, self._history.predict(self._run.positions[step], self.plan.hare_order, self.plan.slope)
+            step, tuple(predicted(nodes, values, position, self.plan.hare_order, self.plan.slope) for values in parts)
         )
 
     def forget(self) -> None:
         """Starts anew: the quantity changed for another reason than time (another network, other conditions)."""
-        self._history.clear()
+        self._positions.clear()
+        self._terms.clear()
         self._corrections.clear()
         self._read_miss = None
 
@@ -325,17 +291,15 @@ class Leaps:
 
     def _judge(self, step: int, output: Term) -> None:
         """Computes the error of the leap that ends at this step, and the corrections of the following steps."""
-        if self._history.ends_at(self._run.positions[step]):
-            return  # a second call at the time of the last evaluation: no leap in between
         order = self.plan.hare_order
-        terms = (*self._history.terms[-order:], output)
-        error, gains = _after_leap(self.plan, self._run, self._history.positions[-order:], self._evaluated_at, step)
+        nodes, terms = tuple(self._positions)[-order:], (*tuple(self._terms)[-order:], output)
+        error, gains = _after_leap(self.plan, self._run, nodes, self._evaluated_at, step)
         if self._estimate is not None:
             self._estimate.add(_combined(terms, error), step)
         if gains:
             self._corrections.append(Correction(terms, step, gains))
         if self.plan.skips == "network" and step >= BEGINNING * self.plan.steps:
-            at_once = _missed(self.plan, self._run, self._history.positions[-order:], step, step)
+            at_once = _missed(self.plan, self._run, nodes, step, step)
             missed = zip(_combined(terms, at_once), output, strict=True)
             misses = [part.float().norm() / whole.float().norm() for part, whole in missed]
             self._misses.append(functools.reduce(lambda a, b: a.maximum(b), misses))
@@ -380,7 +344,7 @@ def _missed(plan: Plan, run: RunInfo, nodes: tuple[float, ...], call: int, step:
     The polynomial through the new term and those used for the prediction, minus that prediction.
     """
     at = run.positions[call]
-    better = interpolation_weights((*nodes, run.positions[step]), at)
+    better = lagrange_weights((*nodes, run.positions[step]), at)
     used = (*prediction_weights(nodes, at, plan.hare_order, plan.slope), 0.0)
     boost = plan.boost_at(call)
     return [boost * (b - u) for b, u in zip(better, used, strict=True)]

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.plans.guide import Guide, GuideMaker, HareGuide
 from thg.plans.leaps import Estimate, Leaps
-from thg.plans.plan import Plan, Preset, Skips, preset
-from thg.plans.run import RunInfo
-from thg.plans.tolerance import PRIOR, Shape, grid, network_plan, predictable, shaped, within
+from thg.plans.plan import PRESETS, Plan, Preset, Skips, preset
+from thg.plans.run_info import RunInfo
+from thg.plans.tolerance import PRIOR, Shape, Tuned, grid, network_plan, predictable, shaped, within
 
 DEFAULT_NFE = 0.5
 
@@ -280,7 +280,8 @@ class Planned:
         plan = self.planner.plan(run)
         estimate = Estimate.of(plan, run, getattr(self.planner, "factor", 1.0))
         has_tolerance = getattr(self.planner, "error", None) is not None
-        return Leaps(plan, run, estimate, gives_up=has_tolerance and not by_inputs_alone)
+        tuned = self.planner.said_of(run) if isinstance(self.planner, Tuned) else ""
+        return Leaps(plan, run, estimate, gives_up=has_tolerance and not by_inputs_alone, tuned=tuned)
 
     def guide(self, run: RunInfo) -> Guide:
         """A run in which the guidance term leaps."""
@@ -306,16 +307,29 @@ def _with_budget_left(planner: Planner, spent: int, steps: int) -> Planner:
 Choice = str | float | Plan | Preset | Planner | GuideMaker | None  # what a user may pass to `enable`
 
 
+SHORT_FORMS = (
+    f'a tolerance such as "1%", a share of the evaluations such as 0.5, or a preset ({", ".join(sorted(PRESETS))})'
+)
+LEAST_SHARE = 0.1  # below it a number is a tolerance written as one: no budget as small gives the same picture
+
+
 def guide_maker(choice: Choice) -> Planned | GuideMaker:
     """A user's choice as a guide maker. None is the default, `within()`; 0.5 is `tapered(0.5)`, "1%" `within(0.01)`."""
     if choice is None:
         return Planned(within())
     if isinstance(choice, float):
+        if 0 < choice < LEAST_SHARE:
+            raise PlanError(
+                f"{choice!r} is a budget, of {choice:.0%} of the evaluations; a tolerance is written "
+                f'"{100 * choice:g}%", and this budget thg.tapered({choice!r})'
+            )
         return Planned(tapered(choice))
     if isinstance(choice, str):
         tolerance = re.fullmatch(r"(\d*\.?\d+) ?%", choice)
         if tolerance:
             return Planned(within(float(tolerance[1]) / 100))
+        if choice not in PRESETS:
+            raise PlanError(f"{choice!r} is not {SHORT_FORMS}")
         choice = preset(choice)
     if isinstance(choice, Preset):
         choice = choice.plan()
@@ -326,4 +340,5 @@ def guide_maker(choice: Choice) -> Planned | GuideMaker:
             return cast(GuideMaker, choice)
         if callable(getattr(choice, "plan", None)):
             return Planned(cast(Planner, choice))
-    raise PlanError(f"expected a plan, a planner or the name of a preset, not {choice!r}; for example thg.within(0.01)")
+    count = f"; a count of evaluations is thg.tapered({choice})" if str(choice).isdigit() else ""
+    raise PlanError(f"expected a plan, a planner such as thg.within(0.01), {SHORT_FORMS}, not {choice!r}{count}")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.files import write_atomically
 from thg.plans.plan import Plan, Skips
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ Array = NDArray[np.float64]
 DEFAULT_ERROR = 0.01
 LONGEST_RUN = 200  # in steps, that is chosen for a budget
 FREE_STEPS = 5  # for each evaluated one
-USUAL_STEPS = 20
+TRIED_STEPS = 20
 MOST_DENSE = 100.0
 LONGEST_LEAP = 8  # in average leaps; longer ones are not considered
 HIGHEST_LOG_SNR = 30.0  # and lowest: pure noise and pure data are at infinity
@@ -133,7 +133,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
     error: how far the final latents may be from those of the same run with all evaluations, relative to their norm. A
         target, not a guarantee: it is set without knowing the network. On networks that had no part in its choice,
         94 % of the samples are within it (2 % in the worst of 288 cells, docs/log.md), and 99 % after
-        `thg.tune` (94 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
+        `thg.tune` (92 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
     check_error(error)
@@ -203,8 +203,9 @@ def predicted_error(run: RunInfo, coarse: Sequence[int], prior: Prior = PRIOR) -
 
 
 def predictable(run: RunInfo) -> bool:
-    """Can outputs be predicted? New noise and clipping change them in ways that no prediction knows."""
-    return not (run.adds_noise or run.clips)
+    """Can outputs be predicted? New noise and clipping change them in ways that no prediction knows, and a sampler that
+    explodes magnifies the slightest miss."""
+    return not (run.adds_noise or run.clips or run.explodes)
 
 
 def network_plan(run: RunInfo, count: int, prior: Prior = PRIOR) -> Plan:
@@ -312,11 +313,11 @@ def most_steps(nfe: int, run_of: Callable[[int], RunInfo]) -> int:
     run_of: the run with a number of steps. Steps at which nothing runs are nearly free: five for each evaluated one, in
     every case that was measured (docs/log.md).
     """
-    run = run_of(USUAL_STEPS)
+    run = run_of(TRIED_STEPS)
     evaluated = nfe // run.branches
     if evaluated < PRIOR.fewest:
-        raise PlanError(f"nfe={nfe!r} evaluations are too few for two steps with guidance; use a few dozen")
-    calls_per_step = run.steps / USUAL_STEPS  # Heun's method makes two
+        raise PlanError(f"{nfe!r} evaluations are too few for two steps with guidance; use a few dozen")
+    calls_per_step = run.steps / TRIED_STEPS  # Heun's method makes two
     steps = math.floor((FREE_STEPS if predictable(run) else 1) * evaluated / calls_per_step)
     return min(max(steps, 2), LONGEST_RUN)
 
@@ -368,6 +369,13 @@ class Tuned:
         cost = f" at {self.nfe} of {self.plain_nfe} evaluations" if self.nfe else ""
         return f"tuned on {self.samples} samples: {kept}{cost}"
 
+    def said_of(self, run: RunInfo) -> str:
+        """The same for the summary of a run; with what was measured, if this run has other steps or guidance."""
+        own, scale = self.guidance_scale, run.guidance_scale
+        if run.steps == self.steps and (own is None or scale is None or max(1.0, scale) == own):
+            return str(self)
+        return f"{self}, with {self.steps} steps" + ("" if own is None else f" at guidance scale {own:g}")
+
     # -- files
 
     def save(self, path: str | Path) -> None:
@@ -381,12 +389,26 @@ class Tuned:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             found = data.pop("format", None)
             tuned = cls(**data)
-            valid = 0 < tuned.error < 1 and 0.1 <= tuned.effort <= 10 and tuned.factor > 0
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            valid = tuned._is_valid()
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise PlanError(f"{path} is no file of Tuned.save ({error}); run thg.tune again") from None
         if found != FORMAT or not valid:
             raise PlanError(f"{path} is no file of Tuned.save, or not of this version of thg; run thg.tune again")
         return tuned
+
+    def _is_valid(self) -> bool:
+        """Could `thg.tune` have found it? Files are edited by hand; TypeError for what is no number."""
+        counts = (self.samples, self.steps, self.nfe, self.plain_nfe)
+        names = (self.network, self.scheduler, self.precision)
+        return (
+            0 < self.error < 1
+            and 0.1 <= self.effort <= 10
+            and 0 < self.factor < math.inf
+            and 0 <= self.reached < math.inf
+            and (self.guidance_scale is None or math.isfinite(self.guidance_scale))
+            and all(isinstance(count, int) and count >= 0 for count in counts)
+            and all(isinstance(name, str) for name in names)
+        )
 
 
 def folder() -> Path:

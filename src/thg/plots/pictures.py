@@ -75,7 +75,7 @@ def sheet(labels: Sequence[str], columns: Sequence[Column], details: Sequence[Bo
     return page
 
 
-def difference(picture: Image.Image, reference: Image.Image) -> Image.Image:
+def difference_of(picture: Image.Image, reference: Image.Image) -> Image.Image:
     """The absolute difference of two pictures of one size, enlarged GAIN times; white is none."""
     ours, theirs = (np.asarray(each.convert("RGB"), dtype=np.int32) for each in (picture, reference))
     return Image.fromarray((255 - GAIN * np.abs(ours - theirs)).clip(0, 255).astype(np.uint8))

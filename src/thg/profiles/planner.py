@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.ode.curves import Node, Prediction, express
-from thg.ode.solvers import lagrange_weights
+from thg.ode.outputs import Node, Prediction, express
+from thg.plans.leaps import lagrange_weights
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
     affordable,
@@ -29,9 +29,9 @@ from thg.plans.planners import (
     rho_for,
     whole_steps,
 )
-from thg.plans.run import RunInfo
-from thg.plans.tolerance import DEFAULT_ERROR, PRIOR, check_error, evaluations_within, leap_weights, predictable
-from thg.plans.tolerance import grid as default_grid
+from thg.plans.response import Response
+from thg.plans.run_info import RunInfo
+from thg.plans.tolerance import PRIOR, check_error, leap_weights, predictable
 
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
@@ -40,8 +40,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 GridMethod = Literal["optimal", "algorithm2"]
 
-WORST = 5.0  # the error that 95 % of runs stay within, over the predicted root mean square
-PRIOR_SHARE = 3.0  # weight of the default's assumptions, where the measured errors have 1
+WORST = 7.0  # the error that 95 % of runs stay within, over the predicted root mean square
+SMALLEST_SIZE = 1e-6  # of a leap's error, of the largest one
 TINY = 1e-300
 LONGEST = 100  # the steps up to which dynamic programming takes a moment; longer runs are planned on a shorter grid
 FAR_STEPS = 2.5  # beyond this ratio of step counts, or of w-1, the measurement says little
@@ -123,7 +123,7 @@ class ProfilePlanner:
         """The predicted square error of each leap, and the weights whose total the grid minimises.
 
         Errors of neighbouring leaps are alike, so their sizes add up rather than their squares. A leap also disturbs
-        the next ones, which the prediction does not know and the prior does, so both count.
+        the next ones, which the prediction does not know and the default's weights do: the geometric mean of both.
         """
         squares = leap_costs(
             on_grid.gram,
@@ -131,16 +131,15 @@ class ProfilePlanner:
             hare_order=self.hare_order,
             corrector=self.corrector if corrected else 0.0,
             slope=PRIOR.slope,
-            positions=on_grid.positions,
+            positions=np.array(on_grid.run.positions),
         )
-        run = on_grid.run()
-        usual = default_grid(run, min(run.steps, max(PRIOR.fewest, evaluations_within(DEFAULT_ERROR, run))))
-        prior = np.where(np.isfinite(squares), leap_weights(run), np.inf)
-        weights = np.sqrt(squares) / max(_total(np.sqrt(squares), usual), TINY)
-        weights += PRIOR_SHARE * prior / max(_total(prior, usual), TINY)
+        possible = np.isfinite(squares)
+        sizes = np.sqrt(np.where(possible, squares, 0.0))
+        sizes += max(SMALLEST_SIZE * sizes.max(), TINY)  # outputs may be constant
+        weights = np.where(possible, np.sqrt(sizes * leap_weights(on_grid.run)), np.inf)
         if self.hare_order == 2:
             weights[0, 0, 2:] = np.inf  # a line needs two evaluations
-        weights[:, : run.steps - 1, run.steps] = np.inf  # nothing corrects a leap over the last step
+        weights[:, : on_grid.steps - 1, on_grid.steps] = np.inf  # nothing corrects a leap over the last step
         return squares, weights
 
     # -- the paper's
@@ -226,15 +225,15 @@ def output_weights(prediction: Prediction, starts: Array, ends: Array) -> Array:
 class ProfileOnGrid:
     """A profile at the steps of a run.
 
-    grid_positions: of the run's steps on the profile's own grid (step index, may be fractional).
-    noise: sigma / (alpha + sigma) at the run's steps and at its end. hare_scale: w - 1 of the run.
+    run: with the profile's guidance scale and noise levels, if its own are unknown.
+    grid_positions: of its steps on the profile's own grid (step index, may be fractional).
+    noise: sigma / (alpha + sigma) at its steps and at its end.
     """
 
     profile: Profile
+    run: RunInfo
     grid_positions: Array
     noise: Array
-    positions: Array
-    hare_scale: float
 
     @classmethod
     def of(cls, profile: Profile, run: RunInfo) -> ProfileOnGrid:
@@ -248,11 +247,18 @@ class ProfileOnGrid:
             noise = np.interp(at, np.arange(profile.steps), levels)
         w = profile.about.guidance_scale if run.guidance_scale is None else run.guidance_scale
         end = profile.noise[-1] if run.end_log_snr is None else noise_share(run.end_log_snr)
-        return cls(profile, at, np.append(noise, end), positions, w - 1)
+        noise = np.append(noise, end)
+        return cls(profile, _with_levels(replace(run, guidance_scale=w), noise), at, noise)
 
     @property
     def steps(self) -> int:
         return len(self.grid_positions)
+
+    @property
+    def hare_scale(self) -> float:
+        """w - 1."""
+        assert self.run.guidance_scale is not None
+        return self.run.guidance_scale - 1
 
     def error_constants(self) -> tuple[Array, Array]:
         """|c_T| and |c_H| at each step, up to a common factor."""
@@ -287,27 +293,27 @@ class ProfileOnGrid:
         curve = np.polyfit(anchors, np.log(np.maximum(measured, 1e-12)), min(2, len(anchors) - 1))
         return np.asarray(np.exp(np.polyval(curve, np.clip(self.grid_positions, anchors[0], anchors[-1]))))
 
-    def run(self) -> RunInfo:
-        """Its steps and noise levels."""
-        with np.errstate(divide="ignore"):
-            levels = 2 * (np.log1p(-self.noise) - np.log(self.noise))
-        return RunInfo(self.steps, tuple(self.positions), log_snr=tuple(levels[:-1]), end_log_snr=float(levels[-1]))
-
     def picked(self, count: int) -> ProfileOnGrid:
         """At fewer steps of the same run, evenly spread."""
         at = np.linspace(0, self.steps - 1, count)
         noise = np.interp(at, np.arange(self.steps + 1), self.noise)
-        return ProfileOnGrid(
-            self.profile,
-            np.interp(at, np.arange(self.steps), self.grid_positions),
-            np.append(noise, self.noise[-1]),
-            np.arange(count, dtype=np.float64),
-            self.hare_scale,
-        )
+        noise = np.append(noise, self.noise[-1])
+        response = self.run.response
+        if response is not None:
+            response = Response.one_step(np.add.reduceat(np.abs(response.final), at.astype(int)).tolist())
+        run = RunInfo(count, tuple(map(float, range(count))), self.run.guidance_scale, response=response)
+        places = np.interp(at, np.arange(self.steps), self.grid_positions)
+        return ProfileOnGrid(self.profile, _with_levels(run, noise), places, noise)
 
     def step_at(self, position: float) -> int:
         """The first step of the run at or beyond a step of the profile's own grid."""
         return int(np.searchsorted(self.grid_positions, position - 1e-9))
+
+
+def _with_levels(run: RunInfo, noise: Array) -> RunInfo:
+    with np.errstate(divide="ignore"):
+        levels = 2 * (np.log1p(-noise) - np.log(noise))
+    return replace(run, log_snr=tuple(levels[:-1]), end_log_snr=float(levels[-1]))
 
 
 def _cubic(position: float, size: int) -> Array:

@@ -17,15 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from thg.errors import ProfileError
 from thg.files import write_atomically
-from thg.ode.curves import Prediction
+from thg.ode.outputs import Prediction
 from thg.plans.plan import Plan, Skips
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR
 from thg.profiles.planner import GridMethod, ProfilePlanner, output_weights
 
 FORMAT = "thg-profile-2"
 OLD = "thg-profile-1"  # it had the error constants, and the Gram matrix of the guidance terms
-SHIPPED = Path(__file__).parent.parent / "models"
+MODELS = Path(__file__).parent.parent / "models"
 
 Array = NDArray[np.float64]
 
@@ -237,9 +237,14 @@ class Profile:
             raise ProfileError(f"{path} is damaged or was edited by hand ({type(error).__name__}: {error})") from None
 
 
+def shipped_profiles() -> dict[str, Path]:
+    """The files of the shipped profiles, by the names of their models."""
+    return {path.parent.name: path for path in sorted(MODELS.glob("*/profile.json"))}
+
+
 def shipped_profile(network: str) -> Profile | None:
     """The shipped profile of the network with this fingerprint, or None."""
-    found = (Profile.load(path) for path in sorted(SHIPPED.glob("*/profile.json")))
+    found = map(Profile.load, shipped_profiles().values())
     return next((profile for profile in found if profile.about.network == network), None)
 
 

@@ -23,7 +23,7 @@ from thg.pipelines.describe import describe, obstacle_in
 from thg.plans.leaps import Leaps
 from thg.plans.plan import EVALUATED, SKIPPED
 from thg.plans.planners import Planned, guide_maker
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 from thg.plans.tolerance import predictable
 
 VARIABLE = "THG_SERVING"
@@ -98,7 +98,7 @@ class Report:
         return text + (f"; {self.note}" if self.note else "")
 
 
-def count(evaluations: float, plain_evaluations: float) -> None:
+def count_request(evaluations: float, plain_evaluations: float) -> None:
     """Adds what a request has cost to the counters of the engine's metrics endpoint."""
     made, skipped = _counters()
     made.inc(evaluations)

@@ -21,7 +21,7 @@ from thg.serving.request import (
     ServedRun,
     ServerSetting,
     accelerated,
-    count,
+    count_request,
     run_of,
     server_setting,
 )
@@ -137,7 +137,7 @@ class Hooks:
         if batch.metrics is not None:
             batch.metrics.thg = asdict(report)
         if _has_metrics():
-            count(report.evaluations, report.plain_evaluations)
+            count_request(report.evaluations, report.plain_evaluations)
 
 
 def _name(batch: Any) -> str:

@@ -24,7 +24,7 @@ from thg.serving.request import (
     ServedRun,
     ServerSetting,
     accelerated,
-    count,
+    count_request,
     run_of,
     server_setting,
 )
@@ -53,7 +53,7 @@ def register() -> None:
         for output in outputs if isinstance(outputs, list) else [outputs]:
             found = getattr(output, "stage_durations", None) or {}
             if EVALUATIONS in found:
-                count(found[EVALUATIONS], found[PLAIN_EVALUATIONS])
+                count_request(found[EVALUATIONS], found[PLAIN_EVALUATIONS])
 
     _wrap(DiffusionModelRunner, "load_model", load_model)
     _wrap(OrchestratorAggregator, "accumulate_diffusion_metrics", accumulate)

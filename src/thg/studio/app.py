@@ -26,7 +26,7 @@ from thg.errors import THGError
 from thg.studio.engine import Engine
 from thg.studio.gate import Gate
 from thg.studio.jobs import Job, QueueFull, Worker
-from thg.studio.plans import for_page, paper_presets
+from thg.studio.planning import for_page, paper_presets
 from thg.studio.specs import LIMITS, ModelRequest, PlanRequest, RunRequest, TuneRequest, in_words
 
 STATIC = Path(__file__).parent / "static"

@@ -23,11 +23,11 @@ from thg.models.pretrained import Source, call_arguments
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
 from thg.profiles.profile import Profile
-from thg.sampling import Sampled, denoisers, sample, steps_at_cost
-from thg.studio import plans
+from thg.sampling import SeededRun, denoisers, seeded_run, steps_at_cost
+from thg.studio import planning
 from thg.studio.jobs import Cancelled, Emit
-from thg.studio.media import Previews, decibels, for_page
 from thg.studio.model import Model, local_models
+from thg.studio.results import Previews, decibels, for_page
 from thg.studio.specs import PlanRequest, RunRequest, RunSettings, TunedSpec, TuneRequest
 
 Side = Literal["plain", "thg", "fewer"]
@@ -46,20 +46,20 @@ class Engine:
         self._first = {} if source is None else {model.key: source}
         self._profile = model.profile
         self._library = library
-        self._plain: OrderedDict[str, Sampled] = OrderedDict()
+        self._plain: OrderedDict[str, SeededRun] = OrderedDict()
         self._warm = False
 
     def plan(self, request: PlanRequest) -> tuple[Plan, str]:
         """The plan, and a note on it (may be empty)."""
         model, run = self.model, self.model.run(request)
         tuned = model.tuned(request.scheduler) if isinstance(request.plan, TunedSpec) else None
-        plan = plans.make_plan(request.plan, run, model.profile, tuned)
-        return plan, plans.note(request.plan, plan, run, model.profile, tuned)
+        plan = planning.make_plan(request.plan, run, model.profile, tuned)
+        return plan, planning.note(request.plan, plan, run, model.profile, tuned)
 
     def profile_for_page(self, profile: Profile) -> dict[str, Any]:
         """The charts of the profile tab, and the initial ratio of its slider."""
         run = self.model.run(RunSettings(steps=profile.steps, guidance_scale=profile.about.guidance_scale))
-        return {**plans.profile_for_page(profile), "rho": plans.first_rho(profile, run)}
+        return {**planning.profile_for_page(profile), "rho": planning.first_rho(profile, run)}
 
     # -- models
 
@@ -99,7 +99,7 @@ class Engine:
                 request.error,
                 steps=request.steps,
                 guidance_scale=request.guidance_scale,
-                call=self.model.own.call,
+                call=self.model.shipped.call,
                 progress=lambda done, most: emit("tuning", {"done": done, "of": most}),
             )
         emit("done", {"sentence": f"{tuned}.".capitalize(), "kept": tuned.kept})
@@ -109,7 +109,7 @@ class Engine:
     def compare(self, request: RunRequest, plan: Plan, emit: Emit, cancelled: threading.Event) -> None:
         """Both sides; raises `Cancelled` at the next call of the network once the event is set."""
         self._warm_up(request, emit, cancelled)
-        drawn = plans.for_page(request.plan, plan)
+        drawn = planning.for_page(request.plan, plan)
         emit("started", {**drawn, "seeds": list(request.seeds)})
         key = hashlib.sha256(request.model_dump_json(exclude={"plan", "fewer_steps"}).encode()).hexdigest()
         plain = self._plain.get(key)
@@ -123,7 +123,7 @@ class Engine:
         ours = self._side("thg", request, tuned or plan, emit, cancelled)
         assert ours.summary is not None
         _tell(emit, "thg", ours, self._about(request, ours))
-        notes = self.model.own.objection(request.prompt), ours.summary.note
+        notes = self.model.shipped.objection(request.prompt), ours.summary.note
         done: dict[str, Any] = {
             "psnr": decibels(ours.output, plain.output),
             "script": self.model.script(request, drawn["python"], ours.output.kind, self._arguments(request)),
@@ -167,7 +167,7 @@ class Engine:
 
     def _side(
         self, side: Side, request: RunRequest, plan: Choice | bool, emit: Emit, cancelled: threading.Event
-    ) -> Sampled:
+    ) -> SeededRun:
         """One side; plan: False is plain CFG."""
         calls = self.model.run(request).steps
         call = self._arguments(request)
@@ -179,19 +179,19 @@ class Engine:
                     raise Cancelled
                 emit("step", {"side": side, "step": step + 1, "of": calls, "previews": previews.after(step, latents)})
 
-            done = sample(pipe, {**call, **self._callback(after_step)}, request.seeds, plan)
+            done = seeded_run(pipe, {**call, **self._callback(after_step)}, request.seeds, plan)
         return replace(done, seconds=done.seconds - previews.seconds)
 
     def _pipe(self, request: RunRequest) -> Any:
         return self.model.pipe if request.image is None else self.model.from_picture
 
-    def _about(self, request: RunRequest, result: Sampled) -> list[dict[str, Any]]:
+    def _about(self, request: RunRequest, result: SeededRun) -> list[dict[str, Any]]:
         """How each picture of a side was made, for its metadata."""
         common = {
             "model": self.model.name,
             "prompt": request.prompt,
             "negative_prompt": request.negative_prompt,
-            "scheduler": request.scheduler or self.model.schedulers.own_name,
+            "scheduler": request.scheduler or self.model.schedulers.original_name,
             "steps": request.steps,
             "guidance_scale": request.guidance_scale,
             **({} if request.width is None else {"width": request.width}),
@@ -214,7 +214,7 @@ class Engine:
             start=None if request.image is None else _picture(request.image),
             strength=request.strength,
             **taken,
-            **self.model.own.call,
+            **self.model.shipped.call,
         )
 
     def _callback(self, after_step: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Engine:
         return {}
 
 
-def _tell(emit: Emit, side: Side, result: Sampled, how: list[dict[str, Any]], remembered: bool = False) -> None:
+def _tell(emit: Emit, side: Side, result: SeededRun, how: list[dict[str, Any]], remembered: bool = False) -> None:
     emit(
         "side",
         {

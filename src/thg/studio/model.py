@@ -13,13 +13,13 @@ from typing import Any
 import thg
 from thg.errors import THGError
 from thg.models import SHIPPED
-from thg.models.pretrained import Source, accepted, image_to_image
-from thg.models.schedulers import Schedulers
+from thg.models.pretrained import USUAL_STEPS, Source, accepted, image_to_image
+from thg.models.scheduler_choice import Schedulers
 from thg.models.shipped import ShippedModel, about
 from thg.pipelines.api import usual_guidance
 from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, Tuned
 from thg.profiles.planner import require_same_network
 from thg.profiles.profile import Profile, shipped_profile
@@ -27,15 +27,14 @@ from thg.sampling import denoisers, run_from_picture
 from thg.studio.specs import DefaultSpec, RunRequest, RunSettings
 
 TUNING_SAMPLES = 16
-USUAL_STEPS = 50
 
 
 class Model:
     """A pipeline, with what the page needs to know about it.
 
-    source: the Python code that loads it. own: what it can do, if it is a shipped one. batch: the page's initial number
-    of pictures. profile: its profile; by default the one that thg ships for such a network. key: its name in the list
-    of models.
+    source: the Python code that loads it. shipped: what it can do, if it is a shipped one. batch: the page's initial
+    number of pictures. profile: its profile; by default the one that thg ships for such a network. key: its name in the
+    list of models.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Model:
         name: str,
         source: Sequence[str],
         *,
-        own: ShippedModel | None = None,
+        shipped: ShippedModel | None = None,
         batch: int = 1,
         profile: Profile | None = None,
         key: str | None = None,
@@ -55,7 +54,7 @@ class Model:
         self.name = name
         self.key = key or name
         self.source = tuple(source)
-        self.own = own or ShippedModel()
+        self.shipped = shipped or ShippedModel()
         self.batch = batch
         self.network = fingerprint(pipe)
         self.profile = profile or shipped_profile(self.network)
@@ -72,15 +71,15 @@ class Model:
     @classmethod
     def load(cls, source: Source, profile: Profile | None = None, key: str | None = None) -> Model:
         """The pipeline of a source, with its profile. key: its name in the list of models."""
-        pipe, shipped = source.load(), source.model in SHIPPED
+        pipe, is_shipped = source.load(), source.model in SHIPPED
         return cls(
             pipe,
-            f"shipped {source.model} model" if shipped else Path(source.model).name,
+            f"shipped {source.model} model" if is_shipped else Path(source.model).name,
             source.python(pipe),
-            own=about(source.model),
-            batch=4 if shipped else 1,  # small results: larger batches use the device better
+            shipped=about(source.model),
+            batch=4 if is_shipped else 1,  # small results: larger batches use the device better
             profile=profile,
-            key=source.model if shipped else key,
+            key=source.model if is_shipped else key,
         )
 
     def run(self, settings: RunSettings) -> RunInfo:
@@ -109,11 +108,11 @@ class Model:
             "key": self.key,
             "pipeline": type(self.pipe).__name__,
             "device": str(self.pipe.device),
-            "guidance_scale": self.own.guidance_scale or usual_guidance(self.pipe),
-            "steps": self.own.steps or USUAL_STEPS,
+            "guidance_scale": self.shipped.guidance_scale or usual_guidance(self.pipe),
+            "steps": self.shipped.steps or USUAL_STEPS,
             "batch": self.batch,
-            "examples": self.own.examples,
-            "tuning": self.own.calibration(TUNING_SAMPLES),
+            "examples": self.shipped.examples,
+            "tuning": self.shipped.calibration(TUNING_SAMPLES),
             "schedulers": [{"name": name, "label": label} for name, label in self.schedulers.labels.items()],
             "negative_prompt": "negative_prompt" in self.takes,
             "default_plan": DefaultSpec(kind="default", error=DEFAULT_ERROR).model_dump(exclude_none=True),

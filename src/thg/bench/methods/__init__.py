@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thg.bench.methods import baselines, predictors, thg_plans, third_party
-from thg.bench.methods.policy import Guided, PlainCFG, Policy
+from thg.bench.methods.policy import EnabledPolicy, PlainCFG, Policy
 from thg.bench.tables import ConfigError, from_file, is_file, nearest
 from thg.plans.planners import guide_maker
 
@@ -31,9 +31,9 @@ BUILT_IN: dict[str, type] = {
     "guidance-interval": baselines.GuidanceInterval,
     "adaptive-guidance": baselines.AdaptiveGuidance,
     "thg": thg_plans.PaperPlan,
-    "uniform": thg_plans.Uniform,
-    "tapered": thg_plans.Tapered,
-    "within": thg_plans.Within,
+    "uniform": thg_plans.UniformPolicy,
+    "tapered": thg_plans.TaperedPolicy,
+    "within": thg_plans.WithinPolicy,
     "profile": thg_plans.Profiled,
     "taylorseer": predictors.TaylorSeer,
     "hicache": predictors.HiCache,
@@ -71,7 +71,7 @@ def as_policy(method: Any, steps: int) -> Policy:
     """The policy of a method for a run with this number of steps."""
     if hasattr(method, "policy"):
         method = method.policy(steps)
-    return method if isinstance(method, Policy) else Guided(guide_maker(method))
+    return method if isinstance(method, Policy) else EnabledPolicy(guide_maker(method))
 
 
 def reference(cls: type) -> str:

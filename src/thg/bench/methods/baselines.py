@@ -26,7 +26,7 @@ from thg.pipelines import enabled, summary
 from thg.plans.guide import Guide, HareGuide
 from thg.plans.plan import Plan
 from thg.plans.planners import evaluations_for
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Fixed, Planned
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.sampling import counted_rows
 
 Counted = Callable[[int], list[float]]
@@ -94,7 +94,7 @@ class PlainCFG(Policy):
 
 
 @dataclass(frozen=True)
-class Guided(Policy):
+class EnabledPolicy(Policy):
     """Anything that `thg.enable` takes, applied through it."""
 
     maker: GuideMaker

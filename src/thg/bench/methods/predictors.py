@@ -19,7 +19,7 @@ from pydantic import Field
 
 from thg.plans.leaps import Leaps
 from thg.plans.planners import Planned, tapered
-from thg.plans.run import RunInfo, Term
+from thg.plans.run_info import RunInfo, Term
 
 Array = NDArray[np.float64]
 

@@ -10,19 +10,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thg.bench.methods.policy import Counted, Guided, Pilot, Policy, Prepared
+from thg.bench.methods.policy import Counted, EnabledPolicy, Pilot, Policy, Prepared
 from thg.bench.tables import ConfigError, FilePath, nearest
 from thg.calibration import calibrate
 from thg.errors import PlanError
 from thg.plans.plan import PRESETS, Plan, Skips, preset
 from thg.plans.planners import guide_maker, tapered, uniform
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, within
 from thg.profiles.profile import Profile
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformPolicy:
     nfe: int
     hare_order: Literal[1, 2] = 2
     corrector: float = 0.0
@@ -33,7 +33,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Tapered:
+class TaperedPolicy:
     nfe: int
     paper: ClassVar[str] = "thg: leaps of the whole network, shortest at both ends"
     skips: ClassVar[Skips] = "network"
@@ -43,7 +43,7 @@ class Tapered:
 
 
 @dataclass(frozen=True)
-class Within:
+class WithinPolicy:
     error: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_ERROR
     paper: ClassVar[str] = "thg: the default, the evaluations that keep results within a tolerance of plain CFG's"
     skips: ClassVar[Skips] = "network"
@@ -82,7 +82,7 @@ class Calibrated(Policy):
         return {"plan": json.loads(plan.to_json())}
 
     def applied(self, pipe: Any, prepared: Prepared) -> AbstractContextManager[Counted]:
-        return Guided(guide_maker(self.plan_of(prepared))).applied(pipe, {})
+        return EnabledPolicy(guide_maker(self.plan_of(prepared))).applied(pipe, {})
 
     def _plan(self, profile: Profile, steps: int, guidance_scale: float) -> Plan:
         plan: Plan = profile.planner(**self.planner()).plan(RunInfo.of(steps, guidance_scale))

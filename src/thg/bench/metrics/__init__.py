@@ -28,8 +28,9 @@ from thg.bench.metrics import package_scripts
 from thg.bench.metrics.base import Batch, MeanMetric, Metric, MetricError, Scored, SetMetric
 from thg.bench.metrics.fidelity import PSNR, SNR, SSIM, LogMelDistance
 from thg.bench.metrics.judges import GarmentJudge, emoji_metrics, garment_metrics, sound_metrics
-from thg.bench.metrics.package_scripts import SCRIPTS, Job
+from thg.bench.metrics.package_scripts import SCRIPTS, Inputs
 from thg.bench.tables import from_file, is_file
+from thg.distribution import install_line
 from thg.errors import MissingExtraError
 from thg.models.judge import EmojiJudge, Judge, SoundJudge
 
@@ -60,7 +61,7 @@ class PackageMetric(Scored):
         self.name, self.python, self._script = name, python, SCRIPTS[name]
         self.direction, self.hears, self.needs = self._script.direction, self._script.hears, {self._script.need}
 
-    def values(self, job: Job) -> list[float]:
+    def values(self, job: Inputs) -> list[float]:
         """One number per sample, or one for the set."""
         done = self._run([self.name], json.dumps(job))
         if done.returncode:
@@ -75,10 +76,9 @@ class PackageMetric(Scored):
     def require(self) -> PackageMetric:
         """Itself, or the error that says how to install the package."""
         if self._run([self.name, "--check"]).returncode:
-            package = self._script.package
             raise MissingExtraError(
-                f"it needs the package {package}: {self.python} -m pip install {package}. If that conflicts "
-                f"with other packages, install it in another environment and write its Python into the configuration: "
+                f"{self.python} has no package {self._script.package}; install it in an environment of its own, "
+                f"{install_line('metric-packages')}, and write its Python into the configuration: "
                 f'[packages] {self.name} = "/path/to/bin/python"'
             )
         return self
@@ -131,8 +131,10 @@ def load_metrics(
     for name in dict.fromkeys(names):
         try:
             if name in SCRIPTS:
-                metric = PackageMetric(name, *([packages[name]] if packages and name in packages else []))
-                loaded.of_packages.append(metric.require())
+                python = (packages or {}).get(name, sys.executable)
+                if Path(python).name != python:  # else it is found on PATH
+                    python = str(base / Path(python).expanduser())
+                loaded.of_packages.append(PackageMetric(name, python).require())
             elif name in judged:
                 loaded.metrics.append(judged[name])
             elif (make := _class(name, base)) is not None:

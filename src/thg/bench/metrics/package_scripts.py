@@ -8,14 +8,16 @@ or older versions of numpy and transformers, and may live in an environment of t
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -24,12 +26,12 @@ import numpy as np
 NETWORKS = {"clip_score": "openai/clip-vit-large-patch14", "cmmd": "openai/clip-vit-large-patch14-336"}
 """The paper's networks, where a configuration may name others: hub ids or folders."""
 
-Job = dict[str, Any]
+Inputs = dict[str, Any]
 """samples, plain (plain CFG's for the same prompts) and references are paths of files; prompts are texts; network is
 the hub id or folder that the configuration names, if it does."""
 
 
-def lpips(job: Job) -> list[float]:
+def lpips(job: Inputs) -> list[float]:
     """Zhang et al., 2018, with AlexNet, as the authors recommend for comparisons."""
     import lpips as package  # type: ignore[import-not-found, unused-ignore]
     import torch
@@ -45,7 +47,7 @@ def lpips(job: Job) -> list[float]:
         return [float(network(read(sample), read(plain))) for sample, plain in pairs]
 
 
-def clean_fid(job: Job, kind: str) -> list[float]:
+def clean_fid(job: Inputs, kind: str) -> list[float]:
     """FID (Heusel et al., 2017) or KID (Binkowski et al., 2018), with the resizing of clean-fid (Parmar et al., 2022).
 
     The references are measured once; the package keeps their statistics under a name.
@@ -64,7 +66,7 @@ def clean_fid(job: Job, kind: str) -> list[float]:
         return [float(compute(samples, dataset_name=name, dataset_split="custom", use_dataparallel=False, **how))]
 
 
-def clip_score(job: Job) -> list[float]:
+def clip_score(job: Inputs) -> list[float]:
     """max(100 cos(E_I, E_C), 0) of Hessel et al., 2021; longer texts are cut to fit CLIP.
 
     On transformers' CLIPModel: that of torchmetrics, which the paper used, fails with transformers 5.
@@ -86,7 +88,7 @@ def clip_score(job: Job) -> list[float]:
     return values
 
 
-def cmmd(job: Job) -> list[float]:
+def cmmd(job: Inputs) -> list[float]:
     """1000 times the biased MMD under a Gaussian kernel of width 10, on unit CLIP embeddings of the central squares.
 
     Jayasumana et al., 2024. Our own, on transformers: no package on PyPI has it.
@@ -121,7 +123,7 @@ def _clip(cls: str, source: str) -> tuple[Any, Callable[[Any], Any]]:
     return network, lambda picture: processor(images=picture, return_tensors="pt")["pixel_values"]
 
 
-def image_reward(job: Job) -> list[float]:
+def image_reward(job: Inputs) -> list[float]:
     """Xu et al., 2023."""
     import ImageReward  # type: ignore[import-not-found, unused-ignore]
 
@@ -129,29 +131,45 @@ def image_reward(job: Job) -> list[float]:
     return [float(network.score(*pair)) for pair in zip(job["prompts"], job["samples"], strict=True)]
 
 
-def clap_score(job: Job) -> list[float]:
+def clap_score(job: Inputs) -> list[float]:
     """Wu et al., 2023: cos(E_A, E_C)."""
     import laion_clap  # type: ignore[import-not-found, unused-ignore]
+    import torch
 
     network = laion_clap.CLAP_Module(enable_fusion=False)
     network.load_ckpt(verbose=False)
-    sounds = network.get_audio_embedding_from_filelist(job["samples"])
-    texts = network.get_text_embedding(job["prompts"])
-    lengths = (sounds**2).sum(1) ** 0.5 * (texts**2).sum(1) ** 0.5
-    return [float(cosine) for cosine in (sounds * texts).sum(1) / lengths]
+    values = []
+    for path, prompt in zip(job["samples"], job["prompts"], strict=True):
+        np.random.seed(0)  # noqa: NPY002  the package hears ten seconds of longer sounds, from a random point on
+        with torch.inference_mode():
+            sound, text = network.get_audio_embedding_from_filelist([path]), network.get_text_embedding([prompt])
+        values.append(float((sound * text).sum()))  # both have length 1
+    return values
 
 
-def fad(job: Job) -> list[float]:
-    """Kilgour et al., 2019, with VGGish; as in the evaluations of AudioLDM, without PCA and the last ReLU."""
+def fad(job: Inputs) -> list[float]:
+    """Kilgour et al., 2019, with VGGish; as in the evaluations of AudioLDM, without PCA and the last ReLU.
+
+    The package gets VGGish as code from GitHub. torch asks whether it is to be trusted, and nobody is here to answer.
+    """
+    import torch
     from frechet_audio_distance import FrechetAudioDistance  # type: ignore[import-not-found, unused-ignore]
 
+    if not glob.glob(os.path.join(torch.hub.get_dir(), "harritaylor_torchvggish_*")):
+        download = "torch.hub.load('harritaylor/torchvggish', 'vggish', trust_repo=True)"
+        raise RuntimeError(
+            f'its network is code from GitHub; if you trust it, write once: python -c "import torch; {download}"'
+        )
     measure = FrechetAudioDistance(model_name="vggish", use_pca=False, use_activation=False)
-    with _folders(job) as (samples, references):
-        return [float(measure.score(references, samples))]
+    with _folders(job) as (samples, references), redirect_stdout(io.StringIO()) as said:
+        distance = float(measure.score(references, samples))
+    if distance == -1:  # its way to say that something went wrong
+        raise RuntimeError(" ".join(said.getvalue().split()))
+    return [distance]
 
 
 @contextmanager
-def _folders(job: Job) -> Iterator[list[str]]:
+def _folders(job: Inputs) -> Iterator[list[str]]:
     """The samples and the references as two folders, which some packages take."""
     with tempfile.TemporaryDirectory() as home:
         folders = [os.path.join(home, kind) for kind in ("samples", "references")]
@@ -163,11 +181,10 @@ def _folders(job: Job) -> Iterator[list[str]]:
 
 
 class Script(NamedTuple):
-    """A metric: its function, the module that it imports, its package on PyPI, with the version if it was run here;
-    which direction is better, what it needs besides the samples ("pairs", "set" or "prompts"), and whether it measures
-    sounds."""
+    """A metric: its function, the module that it imports, its package on PyPI; which direction is better, what it needs
+    besides the samples ("pairs", "set" or "prompts"), and whether it measures sounds."""
 
-    run: Callable[[Job], list[float]]
+    run: Callable[[Inputs], list[float]]
     module: str
     package: str
     direction: Literal["higher", "lower"]
@@ -176,9 +193,9 @@ class Script(NamedTuple):
 
 
 SCRIPTS = {
-    "lpips": Script(lpips, "lpips", "lpips==0.1.4", "lower", "pairs"),
-    "fid": Script(partial(clean_fid, kind="FID"), "cleanfid", "clean-fid==0.1.35", "lower", "set"),
-    "kid": Script(partial(clean_fid, kind="KID"), "cleanfid", "clean-fid==0.1.35", "lower", "set"),
+    "lpips": Script(lpips, "lpips", "lpips", "lower", "pairs"),
+    "fid": Script(partial(clean_fid, kind="FID"), "cleanfid", "clean-fid", "lower", "set"),
+    "kid": Script(partial(clean_fid, kind="KID"), "cleanfid", "clean-fid", "lower", "set"),
     "cmmd": Script(cmmd, "transformers", "transformers", "lower", "set"),
     "clip_score": Script(clip_score, "transformers", "transformers", "higher", "prompts"),
     "image_reward": Script(image_reward, "ImageReward", "image-reward", "higher", "prompts"),

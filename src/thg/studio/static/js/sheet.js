@@ -1,9 +1,11 @@
 // Sheets of pictures, drawn here and saved as one PNG: both sides of a run, or a grid of runs.
 
+import { decibels } from "./stage.js";
+
 const CELL = 256;
 const HEAD = 44;
 
-async function drawn(cells, columns, heads, rows = []) {
+async function drawn(cells, columns, heads, rows = [], captions = []) {
   const side = rows.length ? 96 : 0;
   const canvas = new OffscreenCanvas(side + columns * CELL, HEAD + Math.ceil(cells.length / columns) * CELL);
   const context = canvas.getContext("2d");
@@ -20,8 +22,18 @@ async function drawn(cells, columns, heads, rows = []) {
     const [x, y] = [side + (i % columns) * CELL, HEAD + Math.floor(i / columns) * CELL];
     context.imageSmoothingEnabled = scale < 1;
     context.drawImage(bitmap, x + (CELL - width) / 2, y + (CELL - height) / 2, width, height);
+    if (captions[i]) caption(context, captions[i], x, y + CELL);
   }
   return canvas.convertToBlob({ type: "image/png" });
+}
+
+// White on dark, at the lower left of a picture.
+function caption(context, text, x, bottom) {
+  context.font = "13px system-ui, sans-serif";
+  context.fillStyle = "#14161d";
+  context.fillRect(x + 6, bottom - 28, context.measureText(text).width + 14, 22);
+  context.fillStyle = "#ffffff";
+  context.fillText(text, x + 13, bottom - 12);
 }
 
 // A row for each seed, plain CFG beside thg.
@@ -35,5 +47,7 @@ export function sideBySide({ sides }) {
 // Steps across, targets down. `results[row][column]` are finished runs.
 export function grid(results, steps, targets) {
   const heads = steps.map((count, i) => [`${count} steps`, results[0][i].settings.prompt]);
-  return drawn(results.flat().map(({ sides }) => sides.thg.items[0]), steps.length, heads, targets);
+  const runs = results.flat();
+  const captions = runs.map(({ sides, psnr }) => `${sides.thg.nfe} of ${sides.plain.nfe} · ${decibels(psnr[0])}`);
+  return drawn(runs.map(({ sides }) => sides.thg.items[0]), steps.length, heads, targets, captions);
 }

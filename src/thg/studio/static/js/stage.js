@@ -89,7 +89,7 @@ export function remark({ sides, note, estimated_error, plan }) {
   const target = plan?.error ? `, for a target of ${percent(plan.error)}` : "";
   const estimate = estimated_error ? `Estimated difference from plain CFG: ${worst(estimated_error)}${target}.` : "";
   const why = "Less time was saved than evaluations: the network is small, or the machine is busy.";
-  return [estimate, note && `${note}.`, slow ? why : ""].filter(Boolean).join(" ");
+  return [note && `${note}.`, estimate, slow ? why : ""].filter(Boolean).join(" ");
 }
 
 export class Stage {

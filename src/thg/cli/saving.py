@@ -21,11 +21,11 @@ def check_writable(path: Path) -> None:
     """Raises an error before the work starts if there could be no file of this name."""
     folder = path.parent
     if path.is_dir():
-        raise THGError(f"{path} is a folder; write -o {path / 'picture.png'}")
+        raise THGError(f"{path} is a folder; name a file in it")
     if not folder.is_dir():
         raise THGError(f"the folder {folder} does not exist; write mkdir -p {folder} first")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise THGError(f"{path} cannot be written; choose another place with -o")
+        raise THGError(f"{path} cannot be written; choose another place")
 
 
 def check_format(path: Path, kind: str) -> None:

@@ -22,11 +22,11 @@ from uuid import uuid4
 import torch
 
 from thg.bench.config import Method
-from thg.bench.measure import Clock, Measurer, Say
+from thg.bench.measurer import Clock, Measurer, Say
 from thg.bench.methods.policy import Pilot
 from thg.bench.methods.third_party import CacheError
 from thg.bench.metrics import Batch, compares_with_plain_cfg
-from thg.bench.samples import Samples, load_pipeline, make_scheduler, sample
+from thg.bench.samples import Samples, load_pipeline, make_scheduler, run_pipeline
 from thg.bench.store import BenchmarkRun, Series, check_room
 from thg.errors import PlanError
 from thg.processes import Shard, batches, sample_seed
@@ -163,7 +163,7 @@ class Runner:
 
     def _sample(self, method: Method, batch: range, steps: int | None = None) -> Samples:
         model, seed = self.config.model, self.config.seed
-        return sample(self.pipe, model, self.prompts, batch, seed, steps or method.steps, method.guidance_scale)
+        return run_pipeline(self.pipe, model, self.prompts, batch, seed, steps or method.steps, method.guidance_scale)
 
     def _write(
         self,

@@ -8,6 +8,8 @@ from typing import Any
 
 from thg.plans.plan import CONDITIONAL, EVALUATED, SKIPPED, Plan
 
+PRIOR_SHOWN = ", within a factor of 3 (not tuned)"
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -25,6 +27,7 @@ class Summary:
     estimated_error: how far the final latents of each sample are from plain CFG's, relative to their norm, by the run's
         own evaluations; right within a factor of 3 for three quarters of samples on networks that were tried, and
         better after `thg.tune`. None if it cannot be estimated.
+    tuned: whether the estimate is that of `thg.tune` for this network; otherwise it is a prior.
     lost: where the estimated error comes from: the step at which a leap ends, and its share in the square of the
         estimate, for each leap.
     """
@@ -45,6 +48,7 @@ class Summary:
     layout: Any = None
     checked: str = ""
     lost: tuple[tuple[int, float], ...] = ()
+    tuned: bool = False
 
     @property
     def saved(self) -> float:
@@ -82,7 +86,8 @@ class Summary:
         if self.plan is not None:
             lines.append(f"[{self.strip()}]")
         if self.estimated_error is not None and self.finite:
-            lines.append(f"estimated difference from the plain run: {_shown(self.estimated_error)}{self._where()}")
+            found = _shown(self.estimated_error) + ("" if self.tuned else PRIOR_SHOWN)
+            lines.append(f"estimated difference from the plain run: {found}{self._where()}")
         if self.checked:
             lines.append(f"layout: {self.checked}")
         if not self.finished:
@@ -118,4 +123,5 @@ def combined(pipeline: str, parts: list[Summary]) -> Summary:
         finite=all(part.finite for part in parts),
         caches=tuple(dict.fromkeys(name for part in parts for name in part.caches)),
         estimated_error=parts[0].estimated_error if len(parts) == 1 else None,
+        tuned=all(part.tuned for part in parts),
     )

@@ -10,9 +10,10 @@ from typing import Any
 
 from thg.calibration import calibrate as calibrated
 from thg.calibration import tune as tuned
-from thg.cli import pipelines
+from thg.cli import options
 from thg.cli.plan import plain_run
-from thg.cli.sampling import explained_errors
+from thg.cli.progress import explained_errors
+from thg.cli.saving import check_writable
 from thg.errors import ProfileError
 from thg.models.shipped import about
 from thg.ode.schedulers import SCHEDULERS, adds_noise, by_option, kind_of
@@ -24,18 +25,22 @@ SHIPPED_SAMPLES = 16
 
 def tune(args: argparse.Namespace) -> int:
     """Finds how many evaluations keep a model within a tolerance, and remembers it."""
+    if args.out is not None:
+        check_writable(args.out)
     prompts, pipe, settings = _start(args)
     folder = args.folder or _parts(pipe, prompts, settings)
     with explained_errors(pipe, settings["steps"], args.batch_size):
         found = tuned(pipe, prompts, args.error, folder=folder, **settings)
     if args.folder is None:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # another process may remove it, too, or still write to it
     if args.out is not None:
         found.save(args.out)
     print(found)
     print(f"written to {place_of(pipe)}; thg.enable(pipe) and thg generate use it from now on (THG_TUNED=0: not)")
     if not found.kept:
         print("the tolerance is not kept: take more --steps, a larger --error, or thg calibrate")
+    elif found.nfe >= found.plain_nfe:
+        print(f"it saves nothing: take more than {found.samples} --samples, more --steps, or a larger --error")
     return 0 if found.kept else 1
 
 
@@ -43,6 +48,7 @@ def calibrate(args: argparse.Namespace) -> int:
     """Measures where the outputs of a network can be predicted, and writes a profile."""
     if args.out.exists() and not args.force:
         raise ProfileError(f"{args.out} exists already; write --force to replace it, or another --out")
+    check_writable(args.out)
     prompts, pipe, settings = _start(args)
     folder = args.folder or args.out.with_name(f"{args.out.name}.parts")
     measured = {"sensitivity": args.sensitivity, "algorithm3": args.algorithm3}
@@ -59,18 +65,18 @@ def calibrate(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace) -> tuple[list[str], Any, dict[str, Any]]:
     """Prompts, pipeline, and the arguments that `thg.tune` and `thg.calibrate` share."""
-    own = about(args.model)
-    prompts = pipelines.prompts_of(args, args.samples) or own.calibration(args.samples or SHIPPED_SAMPLES)
+    shipped = about(args.model)
+    prompts = options.prompts_of(args, args.samples) or shipped.calibration(args.samples or SHIPPED_SAMPLES)
     if not prompts:
         raise ProfileError("no prompts were given; write --prompts FILE (txt with one per line, csv, tsv or jsonl)")
-    pipe = pipelines.load(args)
+    pipe = options.load(args)
     _refuse_noise(args.scheduler, pipe)
     settings = {
-        "steps": pipelines.steps_of(args, pipe),
-        "guidance_scale": pipelines.guidance_of(args, pipe),
+        "steps": options.steps_of(args, pipe),
+        "guidance_scale": options.guidance_of(args, pipe),
         "batch_size": args.batch_size,
         "seed": args.seed,
-        "call": own.call,
+        "call": shipped.call,
         "progress": not args.quiet,
     }
     return prompts, pipe, settings

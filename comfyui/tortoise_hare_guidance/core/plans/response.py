@@ -1,4 +1,5 @@
-"""The description of a run, for planners and for whoever follows their plans; and the response of its solver.
+# A copy of src/thg/plans/response.py, made by comfyui/make_core.py: change it there.
+"""The response of a solver: how the states of a run depend on the network's outputs, and what repairs a leap.
 
 A leap used predicted outputs; a new evaluation shows what was missing at each of its steps, `amount_k * direction`.
 With these amounts, a linear solver would have added `sum_k R[n, k] amount_k * direction` to the state after call n. The
@@ -11,8 +12,7 @@ because an output acts on several of its states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ FORGOTTEN = 0.01  # share of an output's effect at the end of a run, below which
 REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
 CLIPS = "is not linear with this configuration (it clips or thresholds)"
+UNSETTLED = 0.1  # share of an output's final effect up to which it still changes
+HIGHEST_ORDER = 3
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
 WEAK = 0.1  # share of the next call's effect below which a call carries no correction, which would be a large multiple
 
@@ -71,6 +73,12 @@ class Response:
         scales = None if self.scales is None else self.scales[start:end]
         return Response(self.matrix[start:end, start:end], scales)
 
+    def with_feedback(self, gains: Array) -> Array:
+        """The matrix if the output of each call also holds gains[k] times the state in its input, as networks' do."""
+        fed_back = np.zeros_like(self.matrix)
+        fed_back[:, :-1] = self.matrix[:, 1:] * gains[1:]
+        return np.asarray(np.linalg.solve(np.eye(len(self.matrix)) - fed_back, self.matrix))
+
     def input_error(self, first: int, amounts: Array) -> Array:
         """The error in the network's next input after these amounts were missing at the calls from `first` on.
 
@@ -93,12 +101,19 @@ class Response:
             return self.matrix[n, first : n + 1]
         return np.asarray(self.matrix[-1, first : n + 1] * (now / final))
 
-    def has_memory(self) -> bool:
-        """Does an output act on more than its own call, as in solvers of higher order?"""
-        at_once = np.diagonal(self.matrix)
-        kept = self.matrix[:, 0] / self.matrix[-1, 0] if self.matrix[-1, 0] else np.zeros(len(at_once))
-        later = self.matrix[-1] * kept  # the effect that remains, scaled to the state after its own call
-        return bool(np.abs(at_once - later).max() > REMEMBERED * np.abs(at_once).max())
+    def order(self) -> int:
+        """Of the solver: 1 without a memory, else the calls in which the effect of an output changes, in the median.
+
+        Two at least: a method of several stages remembers every other output.
+        """
+        size = len(self.matrix)
+        kept = self.matrix[:, :1] / self.matrix[-1, 0] if self.matrix[-1, 0] else np.zeros((size, 1))
+        settled = kept * self.matrix[-1]  # the effect that remains, scaled to the state after each call
+        changes = np.tril(np.abs(self.matrix - settled))
+        if changes.diagonal().max() <= REMEMBERED * np.abs(self.matrix.diagonal()).max():
+            return 1
+        calls = 1 + (changes > UNSETTLED * np.abs(settled)).sum(axis=0)
+        return int(np.clip(np.median(calls), 2, HIGHEST_ORDER))
 
     def corrections(self, first: int, amounts: Array) -> Array:
         """c_j, c_(j+1), ... (rows) for the amounts that were missing at the calls from `first` to j - 1."""
@@ -128,83 +143,3 @@ def probe(count: int) -> Array:
     """
     large = LARGE * np.random.default_rng(0).standard_normal((count, 1))
     return np.concatenate([np.eye(count), large, np.zeros((count, 1))], axis=1)
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Term = tuple[Tensor, ...]
-else:
-    Term = tuple  # importing torch takes a second
-"""What is predicted: an output that reaches the sampler, or a guidance term; a tensor for each of the network's."""
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """The description of a run when it starts.
-
-    steps: denoiser calls of the run (Heun and PLMS make more calls than the sampler has steps).
-    positions: of each call on the fine grid; calls at the same time share a position.
-    guidance_scale: w, if known.
-    log_snr: of each call, if the scheduler is supported by the core.
-    times: the time step of each call, in the scheduler's units.
-    network: class and fingerprint of the network, as in a profile.
-    response: how the scheduler's states respond to the network's outputs. None: there is no corrector, for the reason
-        in `no_response`.
-    order: of the scheduler. adds_noise: whether it adds noise at each step.
-    clips: whether the scheduler clips what a network that predicts noise or velocity returns: nothing can be predicted.
-    end_log_snr: where the last call's step ends, if that is not the end of the schedule.
-    branches: network evaluations per step of the plain run; 2 with classifier-free guidance.
-    velocity: if the network predicts the data x0, and their velocity v = (a x - x0) / s leaps in their place: a and s
-        at each call. A solver forgets x0 at its next step, the network does not: what a leap has missed can be
-        corrected in v only. `response` is that to v.
-    """
-
-    steps: int
-    positions: tuple[float, ...]
-    guidance_scale: float | None = None
-    log_snr: tuple[float, ...] | None = None
-    times: tuple[float, ...] | None = None
-    network: str | None = None
-    response: Response | None = None
-    no_response: str = "the scheduler is unknown"
-    order: int = 1
-    adds_noise: bool = False
-    clips: bool = False
-    end_log_snr: float | None = None
-    branches: int = 2
-    velocity: tuple[tuple[float, float], ...] | None = None
-
-    @classmethod
-    def of(cls, steps: int, guidance_scale: float | None = None) -> RunInfo:
-        """A run of which only this is known."""
-        return cls(steps, tuple(float(i) for i in range(steps)), guidance_scale)
-
-    def part(self, start: int, end: int) -> RunInfo:
-        """The calls from `start` to `end` as a separate run: guidance in an interval."""
-        if (start, end) == (0, self.steps):
-            return self
-        return replace(
-            self,
-            steps=end - start,
-            positions=self.positions[start:end],
-            log_snr=self.log_snr and self.log_snr[start:end],
-            times=self.times and self.times[start:end],
-            response=self.response and self.response.part(start, end),
-            end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
-            velocity=self.velocity and self.velocity[start:end],
-        )
-
-    def leaping(self, step: int, output: Tensor, state: Tensor) -> Tensor:
-        """What leaps instead of a network's output in this state: the output itself, or the data's velocity."""
-        if self.velocity is None:
-            return output
-        a, s = self.velocity[step]
-        return (a * state.to(output.dtype) - output) / s
-
-    def landed(self, step: int, leapt: Tensor, state: Tensor) -> Tensor:
-        """The output that belongs to what has leapt."""
-        if self.velocity is None:
-            return leapt
-        a, s = self.velocity[step]
-        return a * state.to(leapt.dtype) - s * leapt

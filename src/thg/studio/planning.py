@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from thg.errors import PlanError
 from thg.plans.plan import PRESETS, Plan, preset
 from thg.plans.planners import DEFAULT_NFE, Fixed, Planner, tapered
-from thg.plans.run import RunInfo
+from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import Tuned, within
 from thg.profiles.planner import far_from
 from thg.profiles.profile import Moments, Profile

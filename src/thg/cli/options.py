@@ -11,13 +11,13 @@ from PIL import Image, UnidentifiedImageError
 from thg.distribution import versions
 from thg.errors import THGError
 from thg.models import SHIPPED, pretrained
-from thg.models.pretrained import Source, default_of, guidance_name
-from thg.models.schedulers import Schedulers
+from thg.models.pretrained import USUAL_STEPS, Source, default_of, guidance_name
+from thg.models.scheduler_choice import Schedulers
 from thg.models.shipped import about
 from thg.prompts import read_prompts
 
-USUAL_STEPS = 50  # of pipelines whose call has no default
 SHIPPED_BATCH = 16
+USUAL_STRENGTH = 0.6
 
 
 def source(args: argparse.Namespace) -> Source:
@@ -27,7 +27,11 @@ def source(args: argparse.Namespace) -> Source:
 
 
 def load(args: argparse.Namespace) -> Any:
-    """The pipeline that the options ask for."""
+    """The pipeline that the options ask for; a picture that cannot be read is reported before the model is loaded."""
+    if args.image is not None:
+        _read_picture(args)
+    elif args.strength is not None:
+        raise THGError("--strength is how much of a picture may change: write --image FILE with it")
     return source(args).load(from_picture=args.image is not None)
 
 
@@ -56,6 +60,11 @@ def guidance_of(args: argparse.Namespace, pipe: Any) -> float | None:
     return None if scale is None else float(scale)
 
 
+def strength_of(args: argparse.Namespace) -> float:
+    """How much of the picture to start from may change."""
+    return float(args.strength or USUAL_STRENGTH)
+
+
 def objections(args: argparse.Namespace, prompts: list[str]) -> None:
     """Says of a prompt without any word that a shipped model knows what the model knows; once."""
     if sentence := next(filter(None, map(about(args.model).objection, prompts)), None):
@@ -78,7 +87,7 @@ def call_arguments(args: argparse.Namespace, pipe: Any, prompts: list[str]) -> d
         width=args.width,
         height=args.height,
         start=None if args.image is None else _read_picture(args),
-        strength=args.strength,
+        strength=strength_of(args),
         **about(args.model).call,
     )
 
@@ -90,9 +99,11 @@ def _read_picture(args: argparse.Namespace) -> Image.Image:
             return picture
     except UnidentifiedImageError:
         raise THGError(f"--image {args.image} is not a picture") from None
+    except OSError as error:
+        raise THGError(f"--image {args.image}: {error.strerror or error}") from None
 
 
-def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
+def metadata(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
     """The metadata that all pictures of a command share."""
     size = {name: value for name in ("width", "height") if (value := getattr(args, name)) is not None}
     return {
@@ -102,7 +113,7 @@ def describe(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
         "guidance_scale": guidance_of(args, pipe),
         "negative_prompt": args.negative_prompt,
         **size,
-        **({} if args.image is None else {"image": args.image.name, "strength": args.strength}),
+        **({} if args.image is None else {"image": args.image.name, "strength": strength_of(args)}),
         **({"lora": [[path.name, scale] for path, scale in args.lora]} if args.lora else {}),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "versions": versions(),

@@ -16,8 +16,8 @@ from tests.studio.wishes import run_wish
 from thg.errors import THGError
 from thg.media import Output
 from thg.studio.engine import Engine
-from thg.studio.media import decibels, png, wav
 from thg.studio.model import Model
+from thg.studio.results import decibels, png, wav
 from thg.studio.specs import RunRequest
 
 

@@ -10,20 +10,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from thg import sampling
 from thg.errors import NonFiniteError, PlanError, THGError
 from thg.models.pretrained import accepted
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice
-from thg.sampling import Sampled
+from thg.sampling import SeededRun, seeded_run
 
 
-def sample(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> Sampled:
-    """`thg.sampling.sample`, with errors in terms of the options."""
+def explained_run(pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> SeededRun:
+    """A seeded run, with errors in terms of the options."""
     steps = int(call["num_inference_steps"])
     try:
         with explained_errors(pipe, steps, len(seeds)):
-            done = sampling.sample(pipe, call, seeds, plan)
+            done = seeded_run(pipe, call, seeds, plan)
     except PlanError as error:
         if isinstance(plan, Plan):
             raise _unfit(plan, steps, pipe) from error
@@ -98,8 +97,8 @@ class Progress:
     ) -> None:
         self._bar.close()
 
-    def sample(self, what: str, pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> Sampled:
-        """`sample` for a batch, whose steps move the bar if the pipeline reports them."""
+    def sample(self, what: str, pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> SeededRun:
+        """A run of a batch, whose steps move the bar if the pipeline reports them."""
         done = self._bar.n + len(seeds)
         self._bar.set_description_str(f"{what} ")
 
@@ -109,7 +108,7 @@ class Progress:
 
         if "callback_on_step_end" in accepted(pipe):
             call = {**call, "callback_on_step_end": on_step_end}
-        sampled = sample(pipe, call, seeds, plan)
+        sampled = explained_run(pipe, call, seeds, plan)
         self._bar.update(done - self._bar.n)
         return sampled
 

@@ -1,0 +1,215 @@
+"""Loops of one's own under the default plan, on the shipped model: what they keep from step to step."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import diffusers
+import pytest
+import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler
+from torch import Tensor
+
+import thg
+from tests.pipelines import own_pipelines as own
+
+WORDS = ["a dark ankle boot", "a pale dress"]
+
+
+class Momentum(own.UncondFirst):
+    """Adaptive projected guidance, with a momentum."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        u, c = self.run(torch.cat([state] * 2), time, torch.cat([neutral, wanted])).chunk(2)
+        self.average = c - u - (0.5 * self.average if number else 0)
+        along = c / c.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+        parallel = (self.average * along).flatten(1).sum(1).reshape(-1, 1, 1, 1) * along
+        return c + (w - 1) * (self.average - parallel)
+
+
+class LateSecondCall(own.OwnPipeline):
+    """Guidance begins late, with a call of its own."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        c = self.run(state, time, wanted)
+        return c if time > 700 else c + (w - 1) * (c - self.run(state, time, neutral))
+
+
+class ReusesTheOther(own.OwnPipeline):
+    """Evaluates the unconditional branch at each second step, and keeps it for the next."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        c = self.run(state, time, wanted)
+        if number % 2 == 0:
+            self.kept = self.run(state, time, neutral)
+        return c + (w - 1) * (c - self.kept)
+
+
+class LooksOnce(own.UncondFirst):
+    """Calls its network once more in a single step."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        out = super().direction(state, time, wanted, neutral, w, number)
+        if number == 9:
+            self.run(torch.cat([state] * 2), time, torch.cat([neutral, wanted]))
+        return out
+
+
+class MovesBetweenSteps(own.UncondFirst):
+    """Calls its network once more after each step, at the time of the step."""
+
+    def direction(self, state, time, wanted, neutral, w, number):
+        if number:
+            state = state - 0.01 * super().direction(state, self.last, wanted, neutral, w, number)
+        self.last = time
+        return super().direction(state, time, wanted, neutral, w, number)
+
+
+class NewScheduler(own.UncondFirst):
+    """Makes a scheduler in each call."""
+
+    def __call__(self, *given: object) -> Tensor:
+        self.scheduler = type(self.scheduler).from_config(self.scheduler.config)
+        return super().__call__(*given)
+
+
+class CopiedScheduler(own.UncondFirst):
+    def __call__(self, *given: object) -> Tensor:
+        self.scheduler = copy.deepcopy(self.scheduler)
+        return super().__call__(*given)
+
+
+class LocalScheduler(own.UncondFirst):
+    """Has a scheduler that only its loop knows."""
+
+    @torch.no_grad()
+    def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        scheduler = DDIMScheduler.from_config(self.scheduler.config)
+        scheduler.set_timesteps(count)
+        for number, time in enumerate(scheduler.timesteps):
+            out = self.direction(noise, time, wanted, neutral, strength, number)
+            noise = scheduler.step(out, time, noise).prev_sample
+        return noise
+
+
+class OwnOutput(NamedTuple):
+    sample: Tensor
+
+
+class Wrapped(torch.nn.Module):
+    """A network that returns its output in an object of its own."""
+
+    def __init__(self, unet: torch.nn.Module, kind: Callable[..., Any]) -> None:
+        super().__init__()
+        self.unet, self.kind = unet, kind
+
+    def forward(self, state: Tensor, time: Tensor, encoder_hidden_states: Tensor) -> Any:
+        return self.kind(sample=self.unet(state, time, encoder_hidden_states=encoder_hidden_states).sample)
+
+
+@pytest.fixture(scope="module")
+def known() -> diffusers.StableDiffusionPipeline:
+    return thg.shipped_pipeline()
+
+
+@pytest.fixture(scope="module")
+def noise(known) -> Tensor:
+    size = known.unet.config.sample_size
+    return torch.randn(2, known.unet.config.in_channels, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def made(kind, known, scheduler=DDIMScheduler):
+    pipe = own.build(kind, known)
+    pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
+    return pipe
+
+
+def farthest(found: Tensor, plain: Tensor) -> float:
+    return float(((found - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "steps", "most"),
+    [(Momentum, DDIMScheduler, 50, 0.01), (LateSecondCall, DPMSolverMultistepScheduler, 20, 0.025)],
+)
+def test_what_a_loop_keeps_of_answers_is_of_this_time(kind, scheduler, steps, most, known, noise):
+    """The network's last output in its place would be of an earlier one."""
+    pipe = made(kind, known, scheduler)
+    plain = pipe(WORDS, 5.0, steps, noise)
+    thg.enable(pipe)
+    found = pipe(WORDS, 5.0, steps, noise)
+    assert thg.summary(pipe).saved > 0.2
+    assert farthest(found, plain) < most
+
+
+@pytest.mark.parametrize("kind", [OwnOutput, types.SimpleNamespace])
+def test_outputs_of_any_class_are_counted(kind, known, noise):
+    pipe, usual = made(own.UncondFirst, known), made(own.UncondFirst, known)
+    pipe.unet = Wrapped(known.unet, kind)
+    thg.enable(pipe)
+    thg.enable(usual)
+    assert torch.equal(pipe(WORDS, 5.0, 20, noise), usual(WORDS, 5.0, 20, noise))
+    assert thg.summary(pipe).nfe == thg.summary(usual).nfe == 26
+
+
+def test_a_number_of_calls_that_changes_from_step_to_step_is_not_predicted(known, noise):
+    pipe = made(ReusesTheOther, known)
+    plain = pipe(WORDS, 5.0, 20, noise)
+    thg.enable(pipe)
+    assert torch.equal(pipe(WORDS, 5.0, 20, noise), plain)
+    summary = thg.summary(pipe)
+    assert summary.nfe == summary.cfg_nfe == 30
+    assert summary.note == ("everything was evaluated: the number of its network calls changes from step to step")
+
+
+def test_a_call_in_a_single_step_ends_nothing(known, noise):
+    pipe = made(LooksOnce, known)
+    thg.enable(pipe)
+    pipe(WORDS, 5.0, 20, noise)
+    summary = thg.summary(pipe)
+    assert 0 in summary.evaluations[12:]
+    assert not summary.note
+
+
+def test_calls_that_differ_in_each_step_are_a_reason(known, noise):
+    pipe = made(MovesBetweenSteps, known)
+    plain = pipe(WORDS, 5.0, 20, noise)
+    thg.enable(pipe)
+    assert torch.equal(pipe(WORDS, 5.0, 20, noise), plain)
+    assert "everything was evaluated: its networks, their calls" in thg.summary(pipe).note
+
+
+def test_a_run_of_one_step_has_another_reason(known, noise):
+    pipe = thg.enable(made(own.FourPasses, known))
+    pipe(WORDS, 5.0, 1, noise)
+    assert "1 steps are too few" in thg.summary(pipe).note
+
+
+@pytest.mark.parametrize("kind", [NewScheduler, CopiedScheduler])
+def test_a_scheduler_made_within_the_call_is_followed(kind, known, noise):
+    pipe, usual = made(kind, known), made(own.UncondFirst, known)
+    thg.enable(usual)
+    expected = usual(WORDS, 5.0, 20, noise)
+    thg.enable(pipe)
+    schedulers = []
+    for _ in range(4):
+        assert torch.equal(pipe(WORDS, 5.0, 20, noise), expected)
+        assert thg.summary(pipe).nfe == thg.summary(usual).nfe == 26
+        assert "step" not in vars(pipe.scheduler)
+        schedulers.append(weakref.ref(pipe.scheduler))
+    gc.collect()
+    assert [scheduler() is None for scheduler in schedulers] == [True, True, True, False]
+
+
+def test_a_scheduler_that_is_not_the_pipelines_is_named(known, noise):
+    pipe = made(LocalScheduler, known)
+    plain = pipe(WORDS, 5.0, 20, noise)
+    thg.enable(pipe)
+    assert torch.equal(pipe(WORDS, 5.0, 20, noise), plain)
+    assert "in an attribute of the pipeline, as pipe.scheduler is" in thg.summary(pipe).note
