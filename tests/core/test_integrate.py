@@ -304,6 +304,7 @@ def test_large_values_are_not_infinite():
         ({"model": lambda x, t, c: x.repeat(1, 2)}, r"shape \(4, 4\), the latents have \(4, 2\)"),
         ({"x": torch.ones(4, 2, dtype=torch.long)}, r"torch\.int64"),
         ({"x": [1.0, 2.0]}, "not list"),
+        ({"x": torch.ones(0, 2)}, r"batch first, not torch\.float32 of shape \(0, 2\)"),
         ({"form": "both"}, "'predictor' or 'two-state'"),
         ({"guidance_scale": math.nan}, "guidance_scale"),
         ({"guidance_scale": -1.0}, "guidance_scale"),

@@ -196,6 +196,17 @@ def test_both_branches_in_one_call():
     assert torch.allclose(fewer.x, run(thg.uniform(every=2)).x, rtol=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_network_may_write_all_its_outputs_to_one_tensor(scale):
+    buffer = torch.empty_like(noise())
+
+    def overwriting(x, t, label):
+        return buffer.copy_(velocity(x, t, label))
+
+    usual, found = (run(None, network, guidance_scale=scale) for network in (velocity, overwriting))
+    assert torch.equal(found.x, usual.x)
+
+
 def test_without_conditions_a_flag_for_each_row():
     calls = []
 

@@ -162,7 +162,7 @@ class Network:
         check: bool = False,
     ) -> None:
         """check: check the first output against the schedule's conventions."""
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1 or not x.numel():
             given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise PlanError(f"x must be a floating-point tensor of latents, batch first, not {given}")
         self.evaluations = 0
@@ -209,7 +209,7 @@ class Network:
                 f"the {what} at step {node.position:g} has {returned}, the latents have {tuple(x.shape)}; return the "
                 "prediction only (no learned variance), one row per latent"
             )
-        output = output.to(x.dtype)
+        output = output.to(x.dtype, copy=True)  # the network may write its next output there
         self.watch(output, node, what)
         if not self.evaluations:  # wrong conventions usually show at the first call
             self.require_finite()

@@ -229,6 +229,11 @@ def expand_rows(output: Any, n: int, keep: Sequence[int]) -> Any:
     return _mapped(output, expanded)
 
 
+def copied(output: Any) -> Any:
+    """A copy that stays when the pipeline computes in place, or when the network writes its next output there."""
+    return _mapped(output, Tensor.clone)
+
+
 def on_a_line(last: Any, earlier: Any, weight: float) -> Any:
     """What two outputs of one call make with this weight on the earlier one; the last if they are not alike."""
     new, old = tensors_of(last), tensors_of(earlier)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thg.pipelines.calls import at_least_float32, on_a_line, rows_of, tensors_of
+from thg.pipelines.calls import at_least_float32, copied, on_a_line, rows_of, tensors_of
 from thg.pipelines.describe import further_arguments, obstacle_in
 from thg.pipelines.run import Loop, PipelineRun
 from thg.pipelines.substitute import original_class
@@ -31,22 +31,23 @@ from thg.plans.tolerance import Tuned, predictable
 BESIDE = ("controlnet", "adapter")
 
 Given = Tensor | float  # a value among the arguments of a call
+Kept = tuple[weakref.ref[Tensor], int] | float  # the same, not kept alive; with the number of changes in place
 
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
     """A network call of the last evaluated step.
 
-    rows: of its output; 0 if the network is not counted. shapes: of the values among its arguments. given: these, with
-    tensors not kept alive. steady: whether each was the same in the evaluated step before: a condition of the run.
-    position: of its step. earlier: the call in its place in the evaluated step before.
+    rows: of its output; 0 if the network is not counted. shapes: of the values among its arguments. given: these.
+    steady: whether each was the same in the evaluated step before: a condition of the run. position: of its step.
+    earlier: the call in its place in the evaluated step before.
     """
 
     network: Any
     output: Any
     rows: int
     shapes: tuple[Any, ...]
-    given: tuple[weakref.ref[Tensor] | float, ...]
+    given: tuple[Kept, ...]
     steady: tuple[bool, ...]
     position: float
     earlier: SeenCall | None = None
@@ -61,15 +62,14 @@ class SeenCall:
         if before is not None and before.network is network and before.shapes == shapes:
             steady = list(map(_is_same, before.given, given))
             earlier = replace(before, earlier=None) if rows else None
-        kept = tuple(weakref.ref(value) if isinstance(value, Tensor) else value for value in given)
-        return cls(network, output, rows, shapes, kept, tuple(steady), position, earlier)
+        return cls(network, output, rows, shapes, tuple(map(_kept, given)), tuple(steady), position, earlier)
 
     def predicted(self, position: float, plan: Plan) -> Any:
         """Its output at another position, on the line of a leap: a pipeline may keep it, or mix it with a new one."""
         if self.earlier is None or abs(self.position - self.earlier.position) < SAME_POSITION:
-            return self.output
+            return copied(self.output)
         weights = prediction_weights((self.earlier.position, self.position), position, plan.hare_order, plan.slope)
-        return on_a_line(self.output, self.earlier.output, weights[0]) if len(weights) > 1 else self.output
+        return on_a_line(self.output, self.earlier.output, weights[0]) if len(weights) > 1 else copied(self.output)
 
     def repeated_by(self, network: Any, given: list[Given]) -> bool:
         """Is a call with these values the same one at another time: the same network, shapes and conditions?"""
@@ -133,6 +133,7 @@ class LeapingRun(PipelineRun):
         self._calls: list[SeenCall] = []  # of the last evaluated step, in order
         self._scales: list[float | None] = []  # the pipeline's guidance scale at each step
         self._numbers: list[int] = []  # of calls in each completed step
+        self._seen: dict[tuple[int, int, int], Kept] = {}  # values in this loop, by call, place and id
         self._timesteps: Any = getattr(pipe.scheduler, "timesteps", None)  # those of an earlier run
         self._breaks = 0
         # the current step
@@ -173,7 +174,7 @@ class LeapingRun(PipelineRun):
                 break
         before = self._calls[index] if index < len(self._calls) else None
         repeated = before is not None and before.repeated_by(network, given)
-        if not repeated:
+        if self._has_returned(index, given) or not repeated:
             self._break(at=index)
         if before is not None and not self._evaluating:
             return before.predicted(self._position, self._plan)
@@ -183,9 +184,20 @@ class LeapingRun(PipelineRun):
             rows = before.rows
         else:
             rows = 0 if any(beside in name for beside in BESIDE) else rows_of(output)
-        self._calls[index : index + 1] = [SeenCall.of(network, given, output, rows, before, self._position)]
+        self._calls[index : index + 1] = [SeenCall.of(network, given, copied(output), rows, before, self._position)]
         self._rows += rows
         return output
+
+    def _has_returned(self, index: int, given: list[Given]) -> bool:
+        """Is one of these values another than in the step before, and was there earlier? Then conditions alternate."""
+        before = self._calls[index].given if index < len(self._calls) else ()
+        places = [(index, place, id(value)) for place, value in enumerate(given)]
+        returned = any(
+            not _is_same(old, new) and place in self._seen and _is_same(self._seen[place], new)
+            for place, old, new in zip(places, before, given, strict=False)
+        )
+        self._seen.update(zip(places, map(_kept, given), strict=True))
+        return returned
 
     def _begin_step(self, given: list[Given]) -> None:
         """given: to the first call of the step."""
@@ -201,6 +213,8 @@ class LeapingRun(PipelineRun):
         if len(self._scales) == 1 and any(isinstance(value, Tensor) and value.requires_grad for value in given[:1]):
             self.plain_because = "its samples require gradients, which the answers to skipped calls do not have"
         active = self._active()
+        if not active:
+            self._seen.clear()
         self._position = active[0].run.positions[active[0].index] if active else 0.0
         self._plan = active[0].leaps.plan if active else self._plan
         self._evaluating = not active or any(loop.leaps.evaluates(loop.index) for loop in active)
@@ -358,8 +372,20 @@ def _shapes(given: list[Given]) -> tuple[Any, ...]:
     return tuple(value.shape if isinstance(value, Tensor) else None for value in given)
 
 
-def _is_same(old: weakref.ref[Tensor] | float, new: Given) -> bool:
-    return old() is new if isinstance(old, weakref.ref) else old == new
+def _kept(value: Given) -> Kept:
+    return (weakref.ref(value), _changes(value)) if isinstance(value, Tensor) else value
+
+
+def _changes(value: Tensor) -> int:
+    """How often a tensor was changed in place, if it counts that."""
+    return 0 if value.is_inference() else value._version
+
+
+def _is_same(old: Kept, new: Given) -> bool:
+    if not isinstance(old, tuple):
+        return old == new
+    tensor, changes = old
+    return tensor() is new and changes == _changes(new)
 
 
 def _alternates(numbers: list[int]) -> bool:
