@@ -194,6 +194,22 @@ def test_a_result_that_cannot_be_read_is_not_used_and_that_is_said(cache, caplog
     assert thg.preview(pipe, steps=12) == thg.preview(pipe, thg.within(), steps=12)
 
 
+def test_a_result_that_cannot_be_remembered_is_returned(tmp_path, monkeypatch, caplog):
+    """A home folder that cannot be written must not cost the result."""
+    monkeypatch.setenv("THG_CACHE", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").write_text("")
+    tuned = thg.tune(thg.shipped_pipeline("eps"), PROMPTS[:1], 0.05, steps=8, progress=False)
+    assert tuned.samples == 1
+    assert "not remembered" in caplog.text
+
+
+def test_a_result_of_another_network_says_so():
+    tuned = Tuned(0.01, 1.2, 1.0, 0.009, 16, 20, 7.5, network="UNet:12345678:abcd")
+    run = RunInfo.of(20, 7.5)
+    assert tuned.said_of(replace(run, network="UNet:12345678")) == str(tuned)
+    assert tuned.said_of(replace(run, network="Other:12345678")) == f"{tuned}, on another network (UNet:12345678)"
+
+
 def test_a_run_that_differs_from_what_was_measured_says_so():
     tuned = Tuned(0.01, 1.2, 1.0, 0.009, 16, 20, 7.5)
     said = {(steps, scale): tuned.said_of(RunInfo.of(steps, scale)) for steps in (20, 50) for scale in (None, 7.5, 3.0)}

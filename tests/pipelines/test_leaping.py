@@ -292,6 +292,20 @@ def test_networks_beside_the_denoiser_are_not_counted():
     assert (thg.summary(pipe).nfe, thg.summary(pipe).cfg_nfe) == (6, 12)
 
 
+def test_a_call_that_ends_at_a_skipped_step_is_counted():
+    """Skip layer guidance: one more call in some steps, of one row instead of two."""
+    case = sd3()
+    layers = {"skip_guidance_layers": [0], "skip_layer_guidance_stop": 0.5}
+    with Rows(case) as plain:
+        case.run(steps=24, **layers)
+    thg.enable(case.pipe, thg.Plan(24, (0, 1, 2, 3, 10, 14, 18, 23), skips="network"))
+    with Rows(case) as rows:
+        case.run(steps=24, **layers)
+    summary = thg.summary(case.pipe)
+    assert summary.evaluations[11:13] == (0, 0), "guidance changes within a leap"
+    assert (summary.nfe, summary.cfg_nfe) == (rows.rows, plain.rows)
+
+
 def test_other_prompts_in_the_middle_are_a_break():
     case = sd15()
     other = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(5))

@@ -108,6 +108,12 @@ def test_settings_that_add_noise():
     assert adds_noise(made("FlowMatchEulerDiscreteScheduler", stochastic_sampling=True))
 
 
+def test_settings_that_give_nan_are_not_said_to_add_noise():
+    found, reason = response(made("UniPCMultistepScheduler", predict_x0=False))
+    assert found is None
+    assert reason == "UniPCMultistepScheduler gives NaN or infinity with this configuration"
+
+
 def test_noise_is_measured_where_the_table_has_no_row():
     scheduler = made("UnCLIPScheduler", beta_schedule="squaredcos_cap_v2")
     assert kind_of(scheduler) is None

@@ -11,6 +11,7 @@ evaluations as it needs; smaller differences may be those of the compared sample
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +107,10 @@ def tune(
     with target.quiet(), progress_bar(most, "run", "tuning, at most", progress) as advance:
         tuned = _search(_Compared(target, batch_size, rows, advance), start)
     if remember and isinstance(target, Pipeline):
-        tuned.save(place_of(pipe))
+        try:
+            tuned.save(place_of(pipe))
+        except OSError as error:  # hours of work
+            logging.getLogger("thg").warning("not remembered (%s): tuned.save(path) keeps the result elsewhere", error)
     return tuned
 
 

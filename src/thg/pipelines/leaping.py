@@ -142,7 +142,7 @@ class LeapingRun(PipelineRun):
         self._evaluating = True
         self._broken = False  # a call has changed after others were answered without the network
         self._index = 0  # of the next call
-        self._rows = 0  # of the networks' outputs
+        self._rows = self._plain_rows = 0  # of the networks' outputs, and with those that were predicted
         for _, empty in self.caches:  # they act on the evaluated steps, in their own rhythm
             empty()
 
@@ -177,6 +177,7 @@ class LeapingRun(PipelineRun):
         if self._has_returned(index, given) or not repeated:
             self._break(at=index)
         if before is not None and not self._evaluating:
+            self._plain_rows += before.rows
             return before.predicted(self._position, self._plan)
         output = original_class(network).__call__(network, *args, **kwargs)
         self.ended = time.perf_counter()
@@ -185,7 +186,7 @@ class LeapingRun(PipelineRun):
         else:
             rows = 0 if any(beside in name for beside in BESIDE) else rows_of(output)
         self._calls[index : index + 1] = [SeenCall.of(network, given, copied(output), rows, before, self._position)]
-        self._rows += rows
+        self._rows, self._plain_rows = self._rows + rows, self._plain_rows + rows
         return output
 
     def _has_returned(self, index: int, given: list[Given]) -> bool:
@@ -205,7 +206,8 @@ class LeapingRun(PipelineRun):
             self._numbers.append(self._index)
         if _alternates(self._numbers):
             self.plain_because = "the number of its network calls changes from step to step"
-        self._stepped, self._broken, self._index, self._rows = False, False, 0, 0
+        self._stepped, self._broken, self._index = False, False, 0
+        self._rows = self._plain_rows = 0
         if not self.loops:
             self.watch()
         scale = getattr(self.pipe, "guidance_scale", None)
@@ -292,13 +294,8 @@ class LeapingRun(PipelineRun):
 
     def _count(self, samples: int) -> None:
         """Counts the evaluations of a step."""
-        if self._evaluating:
-            branches = self._rows // samples if self._rows % samples == 0 else len(self._calls)
-            self.evaluations.append(branches)
-            self.plain_evaluations.append(max(branches, self._index) if self._broken else branches)
-        else:
-            self.evaluations.append(0)
-            self.plain_evaluations.append(self.plain_evaluations[-1])
+        for counts, rows in (self.evaluations, self._rows), (self.plain_evaluations, self._plain_rows):
+            counts.append(rows // samples if rows % samples == 0 else len(self._calls))
 
     # -- afterwards
 

@@ -24,6 +24,7 @@ FORGOTTEN = 0.01  # share of an output's effect at the end of a run, below which
 REMEMBERED = 0.05  # share of an output's effect that changes in later calls, above which a solver has a memory
 ADDS_NOISE = "adds noise"  # why a solver has no response
 CLIPS = "is not linear with this configuration (it clips or thresholds)"
+BROKEN = "gives NaN or infinity with this configuration"
 UNSETTLED = 0.1  # share of an output's final effect up to which it still changes
 HIGHEST_ORDER = 3
 NEGLIGIBLE = 0.05  # share of the missing states below which no further calls are corrected
@@ -50,6 +51,8 @@ class Response:
         """From the states after each call (rows) of a solver started at zero with outputs `probe`; or the reason why
         not."""
         matrix, large, zero = states[:, :-2], states[:, -2], states[:, -1]
+        if not np.isfinite(states).all():
+            return BROKEN
         if zero.any():
             return ADDS_NOISE
         expected = matrix @ probe(len(matrix))[:, -2]

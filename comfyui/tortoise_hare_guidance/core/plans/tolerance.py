@@ -371,7 +371,9 @@ class Tuned:
         return f"tuned on {self.samples} samples: {kept}{cost}"
 
     def said_of(self, run: RunInfo) -> str:
-        """The same for the summary of a run; with what was measured, if this run has other steps or guidance."""
+        """The same for the summary of a run; with what was measured, if this is another network, steps or guidance."""
+        if self.network and run.network and not self.network.startswith(f"{run.network}:"):
+            return f"{self}, on another network ({self.network.rpartition(':')[0]})"
         own, scale = self.guidance_scale, run.guidance_scale
         if run.steps == self.steps and (own is None or scale is None or max(1.0, scale) == own):
             return str(self)
