@@ -148,6 +148,40 @@ class OverwritesItsPrompt(own.OwnPipeline):
         return noise
 
 
+class Forks(own.OwnPipeline):
+    """Goes on with two states from the middle."""
+
+    @torch.no_grad()
+    def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        self.scheduler.set_timesteps(count)
+        state = noise[:1]
+        for number, time in enumerate(self.scheduler.timesteps):
+            if number == count // 2:
+                state = torch.cat([state, state + 0.05 * noise[1:]])
+            size = len(state)
+            u, c = self.run(torch.cat([state] * 2), time, torch.cat([neutral[:size], wanted[:size]])).chunk(2)
+            state = self.scheduler.step(u + strength * (c - u), time, state).prev_sample
+        return state
+
+
+class AddsNoise(own.OwnPipeline):
+    """Goes to the data and adds new noise, by itself: its scheduler knows nothing of it."""
+
+    @torch.no_grad()
+    def __call__(self, words: list[str], strength: float, count: int, noise: Tensor) -> Tensor:
+        wanted, neutral = self.embed(words), self.embed([""] * len(words))
+        self.scheduler.set_timesteps(count)
+        random = torch.Generator().manual_seed(2)
+        for number, time in enumerate(times := self.scheduler.timesteps):
+            u, c = self.run(torch.cat([noise] * 2), time, torch.cat([neutral, wanted])).chunk(2)
+            noise = self.scheduler.step(u + strength * (c - u), time, noise).pred_original_sample
+            if number + 1 < count:
+                new = torch.randn(noise.shape, generator=random)
+                noise = self.scheduler.add_noise(noise, new, times[number + 1 : number + 2])
+        return noise
+
+
 class OwnOutput(NamedTuple):
     sample: Tensor
 
@@ -264,6 +298,28 @@ def test_a_condition_that_is_overwritten_is_a_break(known, noise):
     found = pipe(WORDS, 4.0, 24, noise[:1])
     assert thg.summary(pipe).saved > 0.2
     assert farthest(found, plain) < 0.01  # across the change 0.030
+
+
+def test_an_estimate_far_above_the_tolerance_is_remarked(known, noise):
+    pipe = made(AddsNoise, known)
+    plain = pipe(WORDS, 4.0, 24, noise)
+    thg.enable(pipe)
+    found = pipe(WORDS, 4.0, 24, noise)
+    summary = thg.summary(pipe)
+    assert max(summary.estimated_error) > 0.05
+    assert farthest(found, plain) > 0.05
+    assert "the estimate is far above the tolerance of 1.0%" in summary.note
+
+
+def test_the_number_of_samples_may_change(known, noise):
+    pipe = made(Forks, known)
+    plain = pipe(WORDS, 4.0, 24, noise)
+    thg.enable(pipe)
+    found = pipe(WORDS, 4.0, 24, noise)
+    summary = thg.summary(pipe)
+    assert summary.saved > 0.2
+    assert farthest(found, plain) < 0.02
+    assert len(summary.estimated_error) == 1
 
 
 def test_a_run_of_one_step_has_another_reason(known, noise):

@@ -29,6 +29,7 @@ from thg.plans.tolerance import Tuned, predictable
 
 # Networks that run beside the denoiser: not counted.
 BESIDE = ("controlnet", "adapter")
+FAR = 2.0  # an estimate of so many tolerances is remarked
 
 Given = Tensor | float  # a value among the arguments of a call
 Kept = tuple[weakref.ref[Tensor], int] | float  # the same, not kept alive; with the number of changes in place
@@ -347,6 +348,12 @@ class LeapingRun(PipelineRun):
         for loop in self.loops[-1:]:
             if loop.run.response is None and predictable(loop.run):
                 yield f"predictions were not corrected: {loop.run.no_response}"
+        tolerance = getattr(self._planned.planner, "error", None)
+        if tolerance is not None and max(self._estimated_error() or (0.0,)) > FAR * tolerance:
+            yield (
+                f"the estimate is far above the tolerance of {tolerance:.1%}: the outputs change more from step to "
+                "step than usual; thg.tune(pipe, prompts) finds out how many evaluations this needs"
+            )
         if isinstance(self._planned.planner, Tuned):
             yield self.loops[-1].leaps.tuned if self.loops else str(self._planned.planner)
 

@@ -106,9 +106,10 @@ class Estimate:
         import torch
 
         norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=_precision(part)) for part in missed]
-        if any(norm.shape != norms[0].shape for norm in norms):  # one tensor per sample, of different sizes
-            norms = [torch.linalg.vector_norm(norm).reshape(1) for norm in norms]
-        self.errors += norms
+        errors = [*self.errors, *norms]
+        if any(error.shape != errors[0].shape for error in errors):  # samples of different sizes, or another number
+            errors = [torch.linalg.vector_norm(error).reshape(1) for error in errors]
+        self.errors = errors
         self.ends += [end] * len(norms)
         self.shape = tuple(missed[0].shape)
 
