@@ -54,6 +54,26 @@ class OneBuffer(torch.nn.Module):
         return OwnOutput(sample=self.buffer)
 
 
+class Scaled(torch.nn.Module):
+    """A network with a strength among the arguments of its attention, as LoRA adapters have."""
+
+    def __init__(self, unet: torch.nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, state: Tensor, time: Tensor, embedding: Tensor, cross_attention_kwargs: dict[str, float]) -> Any:
+        strength = cross_attention_kwargs["scale"]
+        return OwnOutput(sample=self.unet(state, time, encoder_hidden_states=strength * embedding).sample)
+
+
+class LateStrength(own.UncondFirst):
+    """Without its adapter at first."""
+
+    def run(self, state, time, embedding):
+        strength = 0.0 if time > 700 else 1.0
+        return self.unet(state, time, embedding, cross_attention_kwargs={"scale": strength}).sample
+
+
 class LateSecondCall(own.OwnPipeline):
     """Guidance begins late, with a call of its own."""
 
@@ -309,6 +329,16 @@ def test_an_estimate_far_above_the_tolerance_is_remarked(known, noise):
     assert max(summary.estimated_error) > 0.05
     assert farthest(found, plain) > 0.05
     assert "the estimate is far above the tolerance of 1.0%" in summary.note
+
+
+def test_a_strength_by_name_that_changes_is_a_break(known, noise):
+    pipe = made(LateStrength, known)
+    pipe.unet = Scaled(known.unet)
+    plain = pipe(WORDS, 4.0, 24, noise)
+    thg.enable(pipe)
+    found = pipe(WORDS, 4.0, 24, noise)
+    assert thg.summary(pipe).saved > 0.2
+    assert farthest(found, plain) < 0.01  # across the break 0.396
 
 
 def test_the_number_of_samples_may_change(known, noise):

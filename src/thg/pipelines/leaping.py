@@ -367,9 +367,10 @@ def _is_again(loop: LeapingLoop, moment: Any) -> bool:
 
 
 def _numbers(kwargs: dict[str, Any]) -> Iterator[float]:
-    """The strengths and scales among the arguments of a call, alone or in a list."""
+    """The strengths and scales among the arguments of a call, alone, in a list or by name."""
     for value in kwargs.values():
-        yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, float))
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        yield from (one for one in several if isinstance(one, float))
 
 
 def _shapes(given: list[Given]) -> tuple[Any, ...]:
