@@ -41,6 +41,13 @@ class MomentumInPlace(own.UncondFirst):
         return u.add_(self.average, alpha=w)
 
 
+class WithoutProperty(own.UncondFirst):
+    """Has its guidance scale in an argument alone, as many of diffusers' pipelines."""
+
+    def __call__(self, words: list[str], guidance_scale: float, num_inference_steps: int, noise: Tensor) -> Tensor:
+        return super().__call__(words, guidance_scale, num_inference_steps, noise)
+
+
 class OneBuffer(torch.nn.Module):
     """A network that writes all its outputs to one tensor, as captured graphs do."""
 
@@ -339,6 +346,13 @@ def test_a_strength_by_name_that_changes_is_a_break(known, noise):
     found = pipe(WORDS, 4.0, 24, noise)
     assert thg.summary(pipe).saved > 0.2
     assert farthest(found, plain) < 0.01  # across the break 0.396
+
+
+@pytest.mark.parametrize("scale", [5.0, 7.5])
+def test_the_guidance_scale_is_also_read_from_the_call(scale, known, noise):
+    pipe = thg.enable(made(WithoutProperty, known))
+    pipe(WORDS, guidance_scale=scale, num_inference_steps=20, noise=noise)
+    assert thg.summary(pipe).plan == thg.preview(pipe, steps=20, guidance_scale=scale)
 
 
 def test_the_number_of_samples_may_change(known, noise):

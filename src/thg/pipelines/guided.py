@@ -42,8 +42,6 @@ CHANGED = 0.05  # of w - 1: a change of the guidance scale that is reported
 SLACK = 30  # allowed residual of later steps: some formulas round more at low noise
 RESCALES = "the pipeline rescales the network's output at every step"
 
-_SCALES = ("true_cfg_scale", "true_cfg", "guidance_scale")
-
 
 @dataclass(eq=False)
 class GuidedLoop(Loop):
@@ -65,11 +63,8 @@ class GuidedRun(PipelineRun):
     def __init__(
         self, owner: Any, pipe: Any, layout: Batched | Sequential, maker: GuideMaker, arguments: Mapping[str, Any]
     ) -> None:
-        """arguments: of the pipeline's call."""
-        super().__init__(owner, pipe)
+        super().__init__(owner, pipe, arguments)
         self._given_layout, self._maker = layout, maker
-        given = next((arguments[name] for name in _SCALES if arguments.get(name) is not None), None)
-        self._stated_scale = float(given) if isinstance(given, int | float) else None
         self._checked: Guided | None = None  # the result of the check of the layout
         self._scales: list[Tensor] = []  # of later evaluated steps; on the device until the summary reads them
         self.loops: list[GuidedLoop] = []

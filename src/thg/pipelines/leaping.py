@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -127,12 +127,12 @@ class LeapingLoop(Loop):
 class LeapingRun(PipelineRun):
     """A run that evaluates the network at the steps of a plan."""
 
-    def __init__(self, owner: Any, pipe: Any, planned: Planned) -> None:
-        super().__init__(owner, pipe)
+    def __init__(self, owner: Any, pipe: Any, planned: Planned, arguments: Mapping[str, Any]) -> None:
+        super().__init__(owner, pipe, arguments)
         self._planned = planned
         self.loops: list[LeapingLoop] = []
         self._calls: list[SeenCall] = []  # of the last evaluated step, in order
-        self._scales: list[float | None] = []  # the pipeline's guidance scale at each step
+        self._scales: list[float | None] = []  # the guidance scale at each step
         self._numbers: list[int] = []  # of calls in each completed step
         self._seen: dict[tuple[int, int, int], Kept] = {}  # values in this loop, by call, place and id
         self._timesteps: Any = getattr(pipe.scheduler, "timesteps", None)  # those of an earlier run
@@ -212,6 +212,7 @@ class LeapingRun(PipelineRun):
         if not self.loops:
             self.watch()
         scale = getattr(self.pipe, "guidance_scale", None)
+        scale = self._stated_scale if scale is None else scale
         self._scales.append(float(scale) if isinstance(scale, int | float) else None)
         if len(self._scales) == 1 and any(isinstance(value, Tensor) and value.requires_grad for value in given[:1]):
             self.plain_because = "its samples require gradients, which the answers to skipped calls do not have"

@@ -62,7 +62,7 @@ class EnabledPipeline:
         if self._layout is not None:
             return GuidedRun(self, pipe, self._layout, maker, arguments)
         assert isinstance(maker, Planned)
-        return LeapingRun(self, pipe, maker)
+        return LeapingRun(self, pipe, maker, arguments)
 
     def redo(self, pipe: Any) -> None:
         """Patches the pipeline, at first or again."""

@@ -12,7 +12,7 @@ import threading
 import time
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ from thg.plans.summary import Summary
 LOG = logging.getLogger("thg")
 BROKEN = "NaN or infinity in the last network output: this result is broken. In half precision, try float32"
 _RUN = "_thg_run"
+SCALES = ("true_cfg_scale", "true_cfg", "guidance_scale")  # among the arguments of a pipeline's call
 LENGTH = "_num_timesteps"  # where pipelines keep the number of steps of their loop
 
 
@@ -56,12 +57,15 @@ class PipelineRun(ABC):
 
     loops: Sequence[Loop]
 
-    def __init__(self, owner: Any, pipe: Any) -> None:
+    def __init__(self, owner: Any, pipe: Any, arguments: Mapping[str, Any]) -> None:
+        """arguments: of the pipeline's call."""
         self.owner, self.name, self.pipe = owner, type(pipe).__name__, pipe
         self.thread = threading.get_ident()
         self.calls_outside = 0
         self.caches = [cache for network in owner.networks for cache in caches_in(network)]
         self.cache_names = tuple(sorted({name for name, _ in self.caches}))
+        given = next((arguments[name] for name in SCALES if arguments.get(name) is not None), None)
+        self._stated_scale = float(given) if isinstance(given, int | float) else None
         self.plain_because = ""  # why everything is evaluated from now on
         self.evaluations: list[int] = []  # of each step, per sample
         self.plain_evaluations: list[int] = []  # of the plain run
