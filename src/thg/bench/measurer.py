@@ -25,24 +25,26 @@ Say = Callable[[str], None]
 
 
 class Measurer:
-    """The metrics of a run. loaded: those that are available, and why the others are not. names: some of them only."""
+    """The metrics of a run. loaded: those that can be measured here, and why the others can not.
 
-    def __init__(self, run: BenchmarkRun, device: str, names: Iterable[str] | None = None) -> None:
+    sounds: whether the samples are sounds. names: of the metrics, if not all of the configuration.
+    """
+
+    def __init__(self, run: BenchmarkRun, device: str, sounds: bool, names: Iterable[str] | None = None) -> None:
         self.run, self.config, self.reference = run, run.config, run.series()[run.config.reference_method.name]
         names = run.config.metrics if names is None else names
         self.loaded = load_metrics(names, device, packages=run.config.packages, base=run.config.base)
         needs_references = any("set" in metric.needs for metric in self.loaded.of_packages)
         self.references = reference_files(run.config) if needs_references else None
-
-    def leave_out(self, sounds: bool) -> None:
-        """Drops the metrics that cannot be measured here, with the reason."""
         for metric in self.loaded.all:
             if reason := self._lacks(metric, sounds):
                 self.loaded.skip(metric, reason)
 
     def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
+        """Why a metric cannot be measured here; empty if it can."""
         if metric.hears != sounds:
-            return f"it measures {('pictures', 'sounds')[metric.hears]}, and these are {('pictures', 'sounds')[sounds]}"
+            measured, made = ("sounds", "pictures") if metric.hears else ("pictures", "sounds")
+            return f"it measures {measured}, and these are {made}"
         if "set" not in metric.needs:
             return ""
         if isinstance(metric, Metric):
@@ -134,8 +136,7 @@ def measure_samples(run: BenchmarkRun, shard: Shard, progress: Say) -> Measurer 
     done = reference.done()
     if not done:
         return None  # other processes have not made samples yet
-    measurer = Measurer(run, shard.device)
-    measurer.leave_out(sounds=reference.record(min(done)).get("rate") is not None)
+    measurer = Measurer(run, shard.device, sounds=reference.record(min(done)).get("rate") is not None)
     measurer.measure_files(shard, progress)
     return measurer if measurer.complete() else None
 

@@ -76,8 +76,7 @@ class Runner:
         first = self._sample(methods[0].method, range(1), steps=2)  # warm up
         # other metrics are measured on the files
         pairs = [name for name in self.config.metrics if compares_with_plain_cfg(name, self.config.base)]
-        measurer = Measurer(self.bench, self.shard.device, pairs)
-        measurer.leave_out(sounds=first.sample_rate is not None)
+        measurer = Measurer(self.bench, self.shard.device, first.sample_rate is not None, pairs)
         missing = {series.key: {*range(self.config.count)} - series.done() for series in methods}
         self.progress(check_room(self.bench.store, first, sum(len(left) for left in missing.values())))
         work = [(batch, [series for series in methods if missing[series.key] & {*batch}]) for batch in mine]
