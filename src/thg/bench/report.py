@@ -90,7 +90,7 @@ def reduce_rows(measurer: Measurer) -> Comparison:
     series = measurer.run.series()
     rows = [_row(series[method.name], measurer) for method in config.methods]
     directions = {metric.name: metric.direction for metric in loaded.all}
-    return Comparison(rows, directions, list(dict.fromkeys(loaded.skipped)))
+    return Comparison(rows, directions, loaded.skipped)
 
 
 def _row(series: Series, measurer: Measurer) -> Row:

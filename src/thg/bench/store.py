@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -123,8 +122,7 @@ class Series:
 
     def done(self) -> set[int]:
         """The indices of the existing samples, by listing the folder once."""
-        names = os.listdir(self.path / "samples") if self.ready and (self.path / "samples").exists() else []
-        return {int(name[:-5]) for name in names if name.endswith(".json") and not name.startswith(".")}
+        return {int(path.stem) for path in (self.path / "samples").glob("[0-9]*.json")} if self.ready else set()
 
     def write(self, index: int, suffix: str, content: bytes, record: Mapping[str, Any]) -> None:
         """Writes a sample and its record."""

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from thg.bench.methods.policy import Counted, Pilot, Policy, Prepared
@@ -40,12 +41,10 @@ class CFGCache:
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-10 without the frequency weights"
 
     nfe: int
-    interval: int = 5
+    interval: Annotated[int, Field(ge=2)] = 5
 
     def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
-        if self.interval < 2:
-            raise PlanError(f"interval must be at least 2, not {self.interval}")
         for warmup in range(run.steps + 1):
             coarse = (*range(warmup), *(i for i in range(warmup, run.steps) if i % self.interval == 0))
             if len(coarse) == count:
@@ -70,7 +69,7 @@ class CFGCacheFFT:
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
 
     nfe: int
-    interval: int = 5
+    interval: Annotated[int, Field(ge=2)] = 5
     low_weight: float = 1.1
     high_weight: float = 1.1
     low_until: float = 0.8  # share of the run
@@ -165,12 +164,10 @@ class GuidanceInterval:
     )
 
     nfe: int
-    start: float = 0.17
+    start: Annotated[float, Field(ge=0, lt=1)] = 0.17
 
     def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
-        if not 0 <= self.start < 1:
-            raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")
         first = int(self.start * run.steps)
         end = first + count
         if end > run.steps:

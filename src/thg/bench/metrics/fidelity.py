@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from torch.signal.windows import gaussian
 
 from thg.bench.metrics.base import Batch, Direction, MeanMetric, MetricError
 from thg.media import CAP, psnr, snr
@@ -26,8 +29,7 @@ class PSNR(Fidelity):
     name = "psnr"
 
     def score(self, batch: Batch) -> torch.Tensor:
-        pairs = zip(batch.pictures().cpu().numpy(), batch.reference_pictures().cpu().numpy(), strict=True)
-        return torch.tensor([min(psnr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
+        return _decibels(psnr, batch.pictures(), batch.reference_pictures())
 
 
 class SSIM(Fidelity):
@@ -46,8 +48,12 @@ class SNR(Fidelity):
     hears = True
 
     def score(self, batch: Batch) -> torch.Tensor:
-        pairs = zip(batch.sounds().cpu().numpy(), batch.reference_sounds().cpu().numpy(), strict=True)
-        return torch.tensor([min(snr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
+        return _decibels(snr, batch.sounds(), batch.reference_sounds())
+
+
+def _decibels(distance: Callable[..., float], samples: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
+    pairs = zip(samples.cpu().numpy(), references.cpu().numpy(), strict=True)
+    return torch.tensor([min(distance(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 class LogMelDistance(Fidelity):
@@ -86,8 +92,7 @@ def ssim(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _blur(x: torch.Tensor) -> torch.Tensor:
     """Gaussian window with weights of sum one, no padding, columns then rows."""
-    position = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - (WINDOW - 1) / 2
-    weights = torch.exp(-(position**2) / (2 * SIGMA**2))
+    weights = gaussian(WINDOW, std=SIGMA, dtype=x.dtype, device=x.device)
     weights = weights / weights.sum()
     channels = x.shape[1]
     down = weights.view(1, 1, -1, 1).expand(channels, 1, -1, 1)
