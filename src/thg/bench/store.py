@@ -88,10 +88,10 @@ class Series:
 
     @property
     def prepared(self) -> dict[str, Any]:
-        return read_json(self.parts.with_name(f"{self.parts.name}.json")) or {}
+        return read_json(self.parts.with_suffix(".json")) or {}
 
     def write_prepared(self, values: dict[str, Any]) -> None:
-        write_json(self.parts.with_name(f"{self.parts.name}.json"), values)
+        write_json(self.parts.with_suffix(".json"), values)
 
     @property
     def left_out(self) -> str:

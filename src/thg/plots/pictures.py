@@ -32,7 +32,7 @@ FONTS = (  # which Pillow finds in the folders of the system
 UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing character
 WINDOW, LOWEST, RANGE = 0.064, 50.0, 70.0  # of a spectrogram: seconds, hertz, decibels from black to white (full scale)
 
-Box = tuple[int, int, int, int]
+Box = tuple[int, ...]  # left, top, right, bottom
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 

@@ -210,8 +210,7 @@ class AdaptiveGuidance(Policy):
         return self.threshold is None
 
     def prepare(self, pilot: Pilot) -> dict[str, Any]:
-        if self.nfe is None:
-            return {}
+        assert self.nfe is not None  # a threshold needs no preparation
         plain = AdaptiveGuide()
         with enabled(pilot.pipe, plain):
             pilot.run()
