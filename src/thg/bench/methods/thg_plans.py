@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from thg.bench.methods.policy import Counted, EnabledPolicy, Pilot, Policy, Prepared
-from thg.bench.tables import ConfigError, FilePath, nearest
+from thg.bench.tables import ConfigError, FilePath
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.plan import PRESETS, Plan, Skips, preset
+from thg.plans.plan import Plan, Skips, preset
 from thg.plans.planners import guide_maker, tapered, uniform
 from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, within
@@ -135,8 +135,6 @@ class PaperPlan(Calibrated):
     def __post_init__(self) -> None:
         if sum(way is not None for way in (self.preset, self.coarse, self.rho)) != 1:
             raise ConfigError('thg takes one of preset = "sd15", coarse = [0, 1, 2, 4], or rho = 1.1')
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ConfigError(f"there is no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
 
     def planner(self) -> dict[str, Any]:
         return {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}
