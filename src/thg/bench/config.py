@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from thg.bench import tables
-from thg.bench.methods import as_policy, method_class, reference
+from thg.bench.methods import as_policy, citation, method_class
 from thg.bench.methods.policy import Policy
 from thg.bench.metrics import metric_names
 from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
@@ -114,7 +114,7 @@ class MethodTable(Table):
 class Method(MethodTable):
     """A row with everything that it takes from the rest of the configuration.
 
-    implementation: its policy with the options. nfe: the exact budget. reference: its paper. code: the digest of its
+    implementation: its policy with the options. nfe: the exact budget. citation: its paper. code: the digest of its
     own file.
     """
 
@@ -123,7 +123,7 @@ class Method(MethodTable):
     implementation: Policy
     nfe: int | None
     options: dict[str, Any]
-    reference: str
+    citation: str
     code: str
 
 
@@ -262,7 +262,7 @@ def _read_method(values: dict[str, Any], where: str, base: Path, settings: Setti
     except THGError as error:
         raise type(error)(f"method {row.name!r}: {error}") from None
     found = {"steps": steps, "guidance_scale": scale, "implementation": implementation, "nfe": nfe, "options": options}
-    return Method(**(vars(row) | found), reference=reference(cls), code=tables.code_digest(cls))
+    return Method(**(vars(row) | found), citation=citation(cls), code=tables.code_digest(cls))
 
 
 def _check_methods(config: BenchConfig) -> None:

@@ -54,38 +54,39 @@ class Measurer:
             self.references.complaint if self.references else "there are no references: write [references] with folder"
         )
 
-    def measures(self, series: Series) -> dict[str, Metric]:
-        """The metrics to measure on the samples of a method, by the name of their rows."""
-        metrics = [m for m in self.loaded.metrics if not ("pairs" in m.needs and series.key == self.reference.key)]
-        return {self._rows_of(metric): metric for metric in metrics}
+    def applies(self, metric: Metric | PackageMetric, series: Series) -> bool:
+        """Whether to measure the samples of a method: the reference is not compared with itself."""
+        return "pairs" not in metric.needs or series.key != self.reference.key
+
+    def metrics_of(self, series: Series) -> dict[str, Metric]:
+        """The metrics to measure on the samples of a method in this process, by the name of their rows."""
+        return {self._rows_of(metric): metric for metric in self.loaded.metrics if self.applies(metric, series)}
 
     def _rows_of(self, metric: Metric) -> str:
         """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
         compared = self.reference.key[:8] if "pairs" in metric.needs else ""
         return "-".join(filter(None, [metric.name, code_digest(type(metric))[:8], compared]))
 
-    def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
+    def measure(self, metrics: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
         stored = batch.as_stored()
-        for name, metric in measures.items():
-            pairs = "pairs" in metric.needs
-            if not (pairs and batch.references is None):
-                rows = metric.measure(batch if pairs else stored)
-                series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
+        for name, metric in metrics.items():
+            rows = metric.measure(batch if "pairs" in metric.needs else stored)
+            series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
 
     def missing(self, series: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
-        return {name: left for name in self.measures(series) if (left := everything - series.measured(name).done())}
+        return {name: left for name in self.metrics_of(series) if (left := everything - series.measured(name).done())}
 
     def measure_files(self, shard: Shard, progress: Say) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, dict[str, Metric]]] = []
         for series in filter(lambda series: series.ready, self.run.series().values()):
-            missing, done, measures = self.missing(series), series.done(), self.measures(series)
+            missing, done, metrics = self.missing(series), series.done(), self.metrics_of(series)
             for batch in mine:
-                todo = {name: measures[name] for name, left in missing.items() if left & {*batch}}
+                todo = {name: metrics[name] for name, left in missing.items() if left & {*batch}}
                 if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")

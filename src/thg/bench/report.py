@@ -104,26 +104,23 @@ def reduce_rows(measurer: Measurer) -> Comparison:
 
 
 def _row(series: Series, measurer: Measurer) -> Row:
-    method, count, reference = series.method, measurer.config.count, measurer.reference
+    method, count = series.method, measurer.config.count
     values: dict[str, float | None] = {metric.name: None for metric in measurer.loaded.all}
     worst: dict[str, float] = {}
-    for metric in measurer.loaded.all if series.ready else ():
-        pairs = "pairs" in metric.needs
-        if pairs and series.key == reference.key:
-            continue
+    for metric in [each for each in measurer.loaded.all if series.ready and measurer.applies(each, series)]:
         try:
             rows = measurer.rows(metric, series)
         except MetricError as error:  # a package may lack its weights; the other metrics are shown
             measurer.loaded.skip(metric, str(error))
             continue
         values[metric.name] = metric.reduce(rows)
-        if pairs and isinstance(metric, Scored):
+        if "pairs" in metric.needs and isinstance(metric, Scored):
             worst[metric.name] = metric.worst(rows) or 0.0
     seconds = series.seconds() if series.ready else {}
     return Row(
         name=method.name,
         policy=method.policy,
-        paper=method.reference,
+        paper=method.citation,
         group=method.group,
         steps=method.steps,
         guidance_scale=method.guidance_scale,
@@ -131,7 +128,7 @@ def _row(series: Series, measurer: Measurer) -> Row:
         seconds=math.fsum(seconds.values()) / len(seconds) if seconds else None,
         metrics=values,
         published=method.paper,
-        speedup=_speedup(reference.seconds(), seconds),
+        speedup=_speedup(measurer.reference.seconds(), seconds),
         worst=worst,
         note=series.left_out or _note(series.prepared),
         is_reference=method is measurer.config.reference_method,

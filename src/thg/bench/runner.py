@@ -175,8 +175,8 @@ class Runner:
     ) -> None:
         """Measures the samples of a batch and writes them."""
         prompts = tuple(self.prompts[index] for index in batch)
-        if measures := measurer.measures(series):
-            measurer.measure(measures, series, batch, Batch(samples.values, prompts, plain))
+        if metrics := measurer.metrics_of(series):
+            measurer.measure(metrics, series, batch, Batch(samples.values, prompts, plain))
         for row, index in enumerate(batch):
             record = {
                 "index": index,
