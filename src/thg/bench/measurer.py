@@ -83,7 +83,7 @@ class Measurer:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, dict[str, Metric]]] = []
-        for series in filter(lambda series: series.ready, self.run.series().values()):
+        for series in self.run.ready():
             missing, done, metrics = self.missing(series), series.done(), self.metrics_of(series)
             for batch in mine:
                 todo = {name: metrics[name] for name, left in missing.items() if left & {*batch}}
@@ -99,8 +99,7 @@ class Measurer:
 
     def complete(self) -> bool:
         """Whether nothing is missing any more: no sample, and no measurement of one."""
-        ready = [series for series in self.run.series().values() if series.ready]
-        return not self.run.missing_samples() and not any(map(self.missing, ready))
+        return not self.run.missing_samples() and not any(map(self.missing, self.run.ready()))
 
     def rows(self, metric: Metric | PackageMetric, series: Series) -> torch.Tensor:
         """What was measured on all samples of a series; a package runs now, unless it has."""
