@@ -14,8 +14,8 @@ from thg.bench.methods.policy import Counted, EnabledPolicy, Pilot, Policy, Prep
 from thg.bench.tables import ConfigError, FilePath
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.plan import Plan, Skips, preset
-from thg.plans.planners import guide_maker, tapered, uniform
+from thg.plans.plan import Plan, preset
+from thg.plans.planners import Planner, guide_maker, tapered, uniform
 from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, within
 from thg.profiles.profile import Profile
@@ -28,28 +28,26 @@ class UniformPolicy:
     corrector: float = 0.0
     paper: ClassVar[str] = "thg: uniform grid, linear prediction of the guidance term"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)
 
 
 @dataclass(frozen=True)
 class TaperedPolicy:
     nfe: int
     paper: ClassVar[str] = "thg: leaps of the whole network, shortest at both ends"
-    skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return tapered(self.nfe).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return tapered(self.nfe)
 
 
 @dataclass(frozen=True)
 class WithinPolicy:
     error: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_ERROR
     paper: ClassVar[str] = "thg: the default, the evaluations that keep results within a tolerance of plain CFG's"
-    skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return within(self.error).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return within(self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
