@@ -57,7 +57,7 @@ class CFGCache:
 
 
 @dataclass(frozen=True)
-class CFGCacheFFT:
+class CFGCacheFFT(CFGCache):
     """CFG-Cache with the frequency enhancement: the low frequencies of the kept difference are raised in the earlier
     part of the run, the high ones in the later part.
 
@@ -68,15 +68,13 @@ class CFGCacheFFT:
 
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
 
-    nfe: int
-    interval: Annotated[int, Field(ge=2)] = 5
     low_weight: float = 1.1
     high_weight: float = 1.1
     low_until: float = 0.8  # share of the run
     high_from: float = 0.6
 
     def guide(self, run: RunInfo) -> Guide:
-        return FrequencyGuide(CFGCache(self.nfe, self.interval).plan(run), run, self)
+        return FrequencyGuide(self.plan(run), run, self)
 
 
 class FrequencyGuide(HareGuide):
