@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch.signal.windows import gaussian
@@ -29,7 +27,8 @@ class PSNR(Fidelity):
     name = "psnr"
 
     def score(self, batch: Batch) -> torch.Tensor:
-        return _decibels(psnr, batch.pictures(), batch.reference_pictures())
+        pairs = zip(batch.pictures().cpu().numpy(), batch.reference_pictures().cpu().numpy(), strict=True)
+        return torch.tensor([min(psnr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 class SSIM(Fidelity):
@@ -48,12 +47,8 @@ class SNR(Fidelity):
     hears = True
 
     def score(self, batch: Batch) -> torch.Tensor:
-        return _decibels(snr, batch.sounds(), batch.reference_sounds())
-
-
-def _decibels(distance: Callable[..., float], samples: torch.Tensor, references: torch.Tensor) -> torch.Tensor:
-    pairs = zip(samples.cpu().numpy(), references.cpu().numpy(), strict=True)
-    return torch.tensor([min(distance(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
+        pairs = zip(batch.sounds().cpu().numpy(), batch.reference_sounds().cpu().numpy(), strict=True)
+        return torch.tensor([min(snr(sample, reference), CAP) for sample, reference in pairs], dtype=torch.float64)
 
 
 class LogMelDistance(Fidelity):
