@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ProfileError, ScheduleError
 from thg.ode.integrate import Interval, sample
 from thg.ode.network import Denoiser
-from thg.ode.outputs import Prediction
+from thg.ode.outputs import Array, Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.schedulers import adds_noise, order_of, prediction_of, read_schedule
 from thg.ode.solvers import Solver, ddim
@@ -36,8 +35,6 @@ from thg.plans.run_info import RunInfo
 from thg.plans.summary import Summary
 from thg.processes import generators
 from thg.profiles.planner import noise_share
-
-Array = NDArray[np.float64]
 
 
 def target_of(

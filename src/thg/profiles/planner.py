@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.ode.outputs import Node, Prediction, express
+from thg.ode.outputs import Array, Node, Prediction, express
 from thg.plans.leaps import lagrange_weights
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
-    affordable,
     check_budget,
     evaluated_steps,
+    evaluations_for,
     look_before_you_leap,
     m_max,
     rho_for,
@@ -36,7 +36,6 @@ from thg.plans.tolerance import PRIOR, check_error, leap_weights, predictable
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 GridMethod = Literal["optimal", "algorithm2"]
 
@@ -151,7 +150,7 @@ class ProfilePlanner:
         tortoise, hare = (constants.tolist() for constants in on_grid.error_constants())
         order, rho = self.profile.about.order, self.rho
         if self.nfe is not None:  # the smallest rho whose grid comes closest to the budget from below
-            evaluations = affordable(self.nfe, run.steps)
+            evaluations = evaluations_for(self.nfe, run.steps)
             try:
                 rho = rho_for(tortoise, hare, evaluations, order, cutoff=cutoff or run.steps)
             except PlanError:
@@ -328,19 +327,17 @@ def _cubic(position: float, size: int) -> Array:
 
 def far_from(profile: Profile, run: RunInfo) -> str:
     """How a run is too different from the measured one, in words; empty if it is not."""
-    distinct, scale = len(set(run.positions)), profile.about.guidance_scale
-    w = scale if run.guidance_scale is None else run.guidance_scale
-    at = ProfileOnGrid.of(profile, run).grid_positions
-    measured = float(at.max() - at.min()) + 1  # steps between the same noise levels
+    on_grid, scale = ProfileOnGrid.of(profile, run), profile.about.guidance_scale
+    distinct = len(set(run.positions))
+    measured = float(np.ptp(on_grid.grid_positions)) + 1  # steps between the same noise levels
+    noise, levels = on_grid.noise[:-1], profile.noise[:-1]
     far = []
     if not 1 / FAR_STEPS <= distinct / measured <= FAR_STEPS:
         far.append(f"{distinct} steps against {measured:.0f}")
-    if not (scale - 1) / FAR_SCALE <= w - 1 <= FAR_SCALE * (scale - 1):
-        far.append(f"guidance_scale {w:g} against {scale:g}")
-    if run.log_snr is not None:
-        noise, levels = noise_share(run.log_snr), profile.noise[:-1]
-        if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
-            far.append("noise levels outside the measured range")
+    if not (scale - 1) / FAR_SCALE <= on_grid.hare_scale <= FAR_SCALE * (scale - 1):
+        far.append(f"guidance_scale {on_grid.run.guidance_scale:g} against {scale:g}")
+    if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
+        far.append("noise levels outside the measured range")
     return "; ".join(far)
 
 
