@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.network import Conditions, Denoiser, Network
+from thg.ode.network import Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
@@ -221,17 +221,15 @@ def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1]) + 1
 
 
-_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, tuple[Solver, Response]] = weakref.WeakKeyDictionary()
 
 
 def _known_response(solver: Solver, schedule: Schedule) -> Response:
-    """`solver_response`, computed once per schedule and solver."""
-    cached = _RESPONSES.setdefault(schedule, [])
-    for cached_solver, response in cached:
-        if cached_solver == solver:
-            return response
-    cached.append((solver, solver_response(solver, schedule)))
-    return cached[-1][1]
+    """`solver_response`; kept for the last solver of each schedule."""
+    known = _RESPONSES.get(schedule)
+    if known is None or known[0] != solver:
+        known = _RESPONSES[schedule] = solver, solver_response(solver, schedule)
+    return known[1]
 
 
 def solver_response(solver: Solver, schedule: Schedule) -> Response:
@@ -336,7 +334,7 @@ def sample(
     states = [x]
     started = time.perf_counter()
     with nullcontext() if gradients else torch.no_grad():
-        network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x), check=check)
+        network = Network(denoiser, schedule, x, condition, unconditional, batched=batched, check=check)
         start = network.state(x)
         for i, before, output, end in steps_of(progress or iter, network, start, guidance, solver):
             evaluations.append(network.evaluations - sum(evaluations))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thg.ode.network import Conditions, Denoiser, Network
+from thg.ode.network import Denoiser, Network
 from thg.ode.outputs import Array, Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
@@ -58,7 +58,7 @@ def error_constants(
     its error decreases by 2^-p as in eq. (half step) of the paper. A singlestep solver is measured over whole pairs of
     steps, and each step of the pair gets half of the pair's error.
     """
-    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
+    network = Network(denoiser, schedule, x, condition, unconditional, batched=batched)
     state, normal = network.state(x), schedule.normal
     full = halves = Track(torch.stack([state, torch.zeros_like(state)]))  # tortoise and hare, each step alike
 
@@ -101,7 +101,7 @@ def error_constants_first_order(
     the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
     with (w - 1) d.
     """
-    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
+    network = Network(denoiser, schedule, x, condition, unconditional, batched=batched)
     solver, normal = ddim(), schedule.normal
     state = network.state(x)
     norms: list[Array] = []
