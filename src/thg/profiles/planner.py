@@ -103,8 +103,8 @@ class ProfilePlanner:
     def _optimal(self, on_grid: ProfileOnGrid, run: RunInfo) -> Plan:
         """The grid with the least predicted error for a budget, or the smallest one that keeps the tolerance."""
         near = on_grid if on_grid.steps <= LONGEST else on_grid.picked(LONGEST)
-        wanted = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
-        wanted = round(wanted * near.steps / on_grid.steps)
+        budget = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
+        wanted = round(budget * near.steps / on_grid.steps)
         allowed = 0.0 if self.error is None else (self.error * self.profile.state_norm / WORST) ** 2
         grid = tuple(range(near.steps))
         if predictable(run):
@@ -113,7 +113,7 @@ class ProfilePlanner:
                 if len(grid) >= wanted or _total(squares, grid) <= allowed:
                     break
         if near is not on_grid:
-            count = len(grid) if self.nfe is None else evaluated_steps(self.nfe, run)
+            count = len(grid) if self.nfe is None else budget
             grid = _stretched(grid, run.steps if len(grid) == near.steps else count, run.steps)
         corrector, order = self.corrector, self.hare_order
         return Plan(run.steps, grid, hare_order=order, corrector=corrector, slope=PRIOR.slope, skips="network")
