@@ -43,18 +43,19 @@ class Scale:
     @classmethod
     def of(cls, guidance_scale: float | Sequence[float] | Tensor, x: Tensor) -> Scale:
         try:
-            given = torch.as_tensor(guidance_scale, dtype=torch.float64).detach()
-        except (TypeError, ValueError, RuntimeError):
-            given = torch.empty(0)
-        scales = given.flatten().tolist()
-        if given.ndim > 1 or not scales or not all(0 <= w < math.inf for w in scales):
+            given = guidance_scale.tolist() if isinstance(guidance_scale, Tensor) else guidance_scale
+            scales = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            scales = np.empty(0)
+        if scales.ndim > 1 or not scales.size or not ((scales >= 0) & (scales < math.inf)).all():
             raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
-        if not given.ndim:
-            return cls(scales[0] - 1, scales[0])
+        if not scales.ndim:
+            return cls(float(scales) - 1, float(scales))
         if len(scales) != len(x):
             raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
-        column = given.to(x.device, torch.promote_types(x.dtype, torch.float32)).reshape(-1, *[1] * (x.ndim - 1))
-        return cls(column - 1, max(scales, key=lambda w: abs(w - 1)))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        column = torch.tensor(scales.tolist(), dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return cls(column - 1, max(scales.tolist(), key=lambda w: abs(w - 1)))
 
     @property
     def guides(self) -> bool:
