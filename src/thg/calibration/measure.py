@@ -32,7 +32,7 @@ from thg.plans.plan import Plan
 from thg.plans.planners import Planned, Planner, tapered, uniform
 from thg.plans.run_info import RunInfo, Term
 from thg.processes import Process
-from thg.profiles.planner import output_weight, state_at
+from thg.profiles.planner import output_weights, state_at
 from thg.profiles.profile import MOMENTS, About, Constants, Moments, Profile, exact_sum
 from thg.rows import RowFolder, Rows
 
@@ -235,6 +235,7 @@ def _outputs(target: Target, samples: Sequence[int], anchors: Sequence[int], tur
     ).to("cpu", torch.float64)
     states = _states(plain, samples)
     survival = np.zeros((len(samples), len(anchors)))  # 0: not measured on this sample
+    weights = output_weights(grid.prediction, grid.noise[:-1], grid.noise[1:])
     for turn in range(turns if anchors else 0):
         chosen = [(i * turns + turn) % len(anchors) for i in samples]
         calls = [last_calls[anchors[which]] for which in chosen]
@@ -242,8 +243,7 @@ def _outputs(target: Target, samples: Sequence[int], anchors: Sequence[int], tur
         moved = (_states(again, samples) - states).norm(dim=1)
         errors = torch.stack([run.caused() for run in again]).sum(0).sqrt()  # type: ignore[attr-defined]
         for row, which in enumerate(chosen):
-            start, end = grid.noise[anchors[which] : anchors[which] + 2]
-            caused = abs(output_weight(grid.prediction, start, end)) * float(errors[row])
+            caused = weights[anchors[which]] * float(errors[row])
             survival[row, which] = float(moved[row]) / caused if caused > 0 else 1.0
     return finite(
         {
