@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.network import Conditions, Denoiser, Network
+from thg.ode.network import Denoiser, Network
 from thg.ode.outputs import Node, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
@@ -42,40 +42,31 @@ class Scale:
 
     @classmethod
     def of(cls, guidance_scale: float | Sequence[float] | Tensor, x: Tensor) -> Scale:
-        given: Any = guidance_scale.tolist() if isinstance(guidance_scale, Tensor | np.ndarray) else guidance_scale
-        each = isinstance(given, list | tuple)
-        scales = [_number(w) for w in (given if each else [given])]
-        if not scales or not all(0 <= w < math.inf for w in scales):
+        try:
+            given = guidance_scale.tolist() if isinstance(guidance_scale, Tensor) else guidance_scale
+            scales = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            scales = np.empty(0)
+        if scales.ndim > 1 or not scales.size or not ((scales >= 0) & (scales < math.inf)).all():
             raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
-        if not each:
-            return cls(scales[0] - 1, scales[0])
+        if not scales.ndim:
+            return cls(float(scales) - 1, float(scales))
         if len(scales) != len(x):
             raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
         dtype = torch.promote_types(x.dtype, torch.float32)
-        column = torch.tensor(scales, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
-        return cls(column - 1, max(scales, key=lambda w: abs(w - 1)))
+        column = torch.tensor(scales.tolist(), dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return cls(column - 1, max(scales.tolist(), key=lambda w: abs(w - 1)))
 
     @property
     def guides(self) -> bool:
         """Does the unconditional branch have an effect?"""
         return self.largest != 1
 
-    def times(self, term: Tensor) -> Tensor:
-        """(w - 1) d."""
-        return self.value * term
-
     def added(self, output: Tensor, term: Tensor) -> Tensor:
         """e_c + (w - 1) d, in one new tensor."""
         if isinstance(self.value, Tensor):
             return torch.addcmul(output, self.value, term)
         return output.add(term, alpha=self.value)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,17 +222,15 @@ def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1]) + 1
 
 
-_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, tuple[Solver, Response]] = weakref.WeakKeyDictionary()
 
 
 def _known_response(solver: Solver, schedule: Schedule) -> Response:
-    """`solver_response`, computed once per schedule and solver."""
-    cached = _RESPONSES.setdefault(schedule, [])
-    for cached_solver, response in cached:
-        if cached_solver == solver:
-            return response
-    cached.append((solver, solver_response(solver, schedule)))
-    return cached[-1][1]
+    """`solver_response`; kept for the last solver of each schedule."""
+    known = _RESPONSES.get(schedule)
+    if known is None or known[0] != solver:
+        known = _RESPONSES[schedule] = solver, solver_response(solver, schedule)
+    return known[1]
 
 
 def solver_response(solver: Solver, schedule: Schedule) -> Response:
@@ -341,92 +330,71 @@ def sample(
         raise PlanError(f"form must be 'predictor' or 'two-state', not {form!r}")
     solver = ddim() if solver is None else solver
     guidance = Guidance.of(plan, schedule, solver, guidance_scale, guidance_interval, x)
+    steps_of = _predictor if form == "predictor" else _two_state
+    evaluations: list[int] = []
+    states = [x]
+    started = time.perf_counter()
     with nullcontext() if gradients else torch.no_grad():
-        conditions = Conditions.of(condition, unconditional, batched, x)
-        network = Network(denoiser, schedule, x, conditions, check=check)
-        run = _Steps(network, schedule, callback, progress or iter, [] if trajectory else None)
+        network = Network(denoiser, schedule, x, condition, unconditional, batched=batched, check=check)
         start = network.state(x)
-        end = (_predictor if form == "predictor" else _two_state)(run, start, guidance, solver)
+        for i, before, output, end in steps_of(progress or iter, network, start, guidance, solver):
+            evaluations.append(network.evaluations - sum(evaluations))
+            if trajectory:
+                states.append(end.to(x.dtype))
+            if callback is not None:
+                p, q = express(schedule.nodes[i], schedule.normal, (1.0, 0.0))
+                callback(Step(i, schedule.nodes[i], end, p * before + q * output))
+            del before, output
         network.watch(end, schedule.nodes[-1], "latents")
         error = guidance.estimated_error(end) if form == "predictor" else None
     network.require_finite()
-    states = (x, *(state.to(x.dtype) for state in run.states)) if run.states is not None else ()
-    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, run.summary(guidance, error), states)
+    leaps = guidance.leaps
+    summary = Summary(
+        pipeline="thg.sample",
+        steps=schedule.steps,
+        nfe=network.evaluations,
+        cfg_nfe=guidance.plain_evaluations,
+        evaluations=tuple(evaluations),
+        seconds=time.perf_counter() - started,
+        plan=guidance.plan,
+        note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
+        estimated_error=None if error is None else tuple(error.tolist()),
+        lost=() if leaps is None or error is None else lost_in(leaps.lost()),
+        tuned=leaps is not None and bool(leaps.tuned),
+    )
+    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, summary, tuple(states) if trajectory else ())
 
 
-class _Steps:
-    """The loop over the steps of one run, with its callback, progress bar and statistics."""
-
-    def __init__(
-        self,
-        network: Network,
-        schedule: Schedule,
-        callback: Callable[[Step], object] | None,
-        progress: Callable[[Iterable[int]], Iterable[int]],
-        states: list[Tensor] | None,
-    ) -> None:
-        self.network, self.schedule, self.states = network, schedule, states
-        self._callback, self._progress = callback, progress
-        self._evaluations: list[int] = []
-        self._started = time.perf_counter()
-
-    def __iter__(self) -> Any:
-        return iter(self._progress(range(self.schedule.steps)))
-
-    def taken(self, index: int, before: Tensor, output: Tensor, after: Tensor) -> None:
-        """Records a step: the states before and after it, and its guided output."""
-        self._evaluations.append(self.network.evaluations - sum(self._evaluations))
-        if self.states is not None:
-            self.states.append(after)
-        if self._callback is not None:
-            node = self.schedule.nodes[index]
-            p, q = express(node, self.schedule.normal, (1.0, 0.0))
-            self._callback(Step(index, node, after, p * before + q * output))
-
-    def summary(self, guidance: Guidance, error: Tensor | None) -> Summary:
-        leaps = guidance.leaps
-        return Summary(
-            pipeline="thg.sample",
-            steps=self.schedule.steps,
-            nfe=self.network.evaluations,
-            cfg_nfe=guidance.plain_evaluations,
-            evaluations=tuple(self._evaluations),
-            seconds=time.perf_counter() - self._started,
-            plan=guidance.plan,
-            note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
-            estimated_error=None if error is None else tuple(error.tolist()),
-            lost=() if leaps is None or error is None else lost_in(leaps.lost()),
-            tuned=leaps is not None and bool(leaps.tuned),
-        )
+Progress = Callable[[Iterable[int]], Iterable[int]]
+Taken = tuple[int, Tensor, Tensor, Tensor]
+"""A step: its number, the state before it, the guided output there, and the state after it."""
 
 
-def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
+def _predictor(progress: Progress, network: Network, x: Tensor, guidance: Guidance, solver: Solver) -> Iterator[Taken]:
     """One state; what is not evaluated is predicted."""
-    schedule = run.schedule
+    schedule = guidance.schedule
     track = Track(x)
-    for i in run:
+    for i in progress(range(schedule.steps)):
         node, before = schedule.nodes[i], track.x
-        output = guidance.output(i, run.network, before, node)
+        output = guidance.output(i, network, before, node)
         track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
-        run.taken(i, before, output, track.x)
+        yield i, before, output, track.x
         del before, output
-    return track.x
 
 
-def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
+def _two_state(progress: Progress, network: Network, x: Tensor, guidance: Guidance, solver: Solver) -> Iterator[Taken]:
     """Algorithm 1. The hare states between coarse steps are filled one at a time, when they are needed."""
-    plan, scale, network, schedule = _printed(guidance), guidance.scale, run.network, run.schedule
+    plan, schedule = _printed(guidance), guidance.schedule
     normal = schedule.normal
     tortoise = Track(x)  # x^T_T <- x_T
     hare_track = Track(torch.zeros_like(x))  # x^H_T <- 0
-    hare_x = hare_track.x
-    term = hare_x
-    for i in run:
+    hare_x = term = hare_track.x
+    whole = x
+    for i in progress(range(schedule.steps)):
         node, landing = schedule.nodes[i], schedule.landings[i]
-        whole = tortoise.x + hare_x
         if plan.evaluates(i):  # t_i in C
             e_c, d = network.terms(whole, node)
-            term = scale.times(plan.boost_at(i) * d)  # section 3.4: d <- b d
+            term = guidance.scale.value * (plan.boost_at(i) * d)  # section 3.4: d <- b d
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
         else:
             e_c = network(whole, node, True)
@@ -435,8 +403,9 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
                 hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
         tortoise = step(tortoise, solver, node, e_c, landing, normal)
         hare_x = advance(hare_track, solver, landing, normal)  # x^H at t_(i+1), from the last coarse step
-        run.taken(i, whole, e_c + term, tortoise.x + hare_x)
-    return tortoise.x + hare_x
+        before, whole = whole, tortoise.x + hare_x
+        yield i, before, e_c + term, whole
+        del before
 
 
 def _printed(guidance: Guidance) -> Plan:
