@@ -190,6 +190,9 @@ def test_a_lora_of_another_model_is_refused(here, style, capsys):
     save_file(other, "other.safetensors")
     assert "made for another kind of model" in refused(capsys, "--lora", "other.safetensors")
     assert "there is no file none.safetensors" in refused(capsys, "--lora", "none.safetensors:0.3")
+    with pytest.raises(SystemExit, match="2"):
+        refused(capsys, "--lora", "none.safetensors:0,3")
+    assert "must be a number, such as 0.8, not 0,3" in capsys.readouterr().err
 
 
 def test_from_a_picture(here, capsys):
