@@ -55,8 +55,8 @@ def _given_plan(what: str) -> Plan | Profile:
     path = shipped.get(what, Path(what))
     if not path.is_file():
         raise ProfileError(
-            f"{what!r} is neither a file, a shipped profile ({', '.join(shipped)}), nor a preset ({', '.join(PRESETS)}); "
-            "thg plan alone shows the default, for any model"
+            f"{what!r} is neither a file, a shipped profile ({', '.join(shipped)}), nor a preset "
+            f"({', '.join(PRESETS)}); thg plan alone shows the default, for any model"
         )
     return _read(path)
 
