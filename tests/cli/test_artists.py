@@ -207,6 +207,8 @@ def test_from_a_picture(here, capsys):
     (here / "text.png").write_text("no picture")
     assert "--image text.png is not a picture" in refused(capsys, "--image", "text.png")
     assert "--strength is how much of a picture may change: write --image" in refused(capsys, "--strength", "0.5")
+    none = refused(capsys, "--image", "start.png", "--strength", "0.04", "--steps", "20")
+    assert "--strength 0.04 leaves none of 20 steps; write more of it, or more --steps" in none
 
 
 def test_one_side_alone(here, capsys):
