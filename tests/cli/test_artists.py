@@ -156,6 +156,8 @@ def test_a_single_file_says_what_it_needs(here, checkpoint, config, style, capsy
     assert "may hold a pickle" in refused(capsys, "--model", "old.ckpt")
     (here / "half.safetensors").write_bytes(checkpoint.read_bytes()[:1000])
     assert "half.safetensors is not a complete safetensors file" in refused(capsys, "--model", "half.safetensors")
+    part = shipped_path("eps") / "unet" / "diffusion_pytorch_model.safetensors"
+    assert f"{part} is not the file of a whole model" in refused(capsys, "--model", part)
     assert "--config is the configuration of a single file" in refused(capsys, "--config", config)
     assert "--variant names weight files of a folder" in refused(capsys, "--variant", "fp16")
 
