@@ -330,5 +330,9 @@ def lora(text: str) -> tuple[Path, float]:
     name, _, scale = text.rpartition(":")
     try:
         return (Path(name), float(scale)) if name else (Path(text), 1.0)
-    except ValueError:  # a colon of the file's name
-        return Path(text), 1.0
+    except ValueError:
+        if name.endswith(".safetensors"):
+            raise argparse.ArgumentTypeError(
+                f"the scale after the colon must be a number, such as 0.8, not {scale}"
+            ) from None
+        return Path(text), 1.0  # a colon of the file's name

@@ -235,6 +235,8 @@ def _one_line(error: Exception, most: int) -> str:
 
 # -- single files, LoRA
 
+UNKNOWN = "stable-diffusion-v1-5/stable-diffusion-v1-5"  # what diffusers takes a file for that it does not know
+
 
 @dataclass(frozen=True)
 class SingleFile:
@@ -270,6 +272,11 @@ class SingleFile:
         if any("lora" in name for name in weights):
             raise THGError(f"{source} is a LoRA, which changes a model: write --model MODEL --lora {source}")
         known: str = config or fetch_diffusers_config(weights)["pretrained_model_name_or_path"]
+        if known == UNKNOWN and not any(name.startswith("model.diffusion_model.") for name in weights):
+            raise THGError(
+                f"{source} is not the file of a whole model (it has no model.diffusion_model. among its weights); take "
+                "the whole model's file or folder, or write --config FOLDER, a diffusers model of the same kind"
+            )
         _refuse_pickles(Path(known))
         try:
             index = diffusers.DiffusionPipeline.load_config(known)
