@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thg.errors import PlanError
 from thg.ode.network import Conditions, Denoiser, Network
-from thg.ode.outputs import Node, express
+from thg.ode.outputs import Node, Prediction, convert, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.guide import Guide, HareGuide, Visitor
@@ -121,6 +121,9 @@ class Guidance:
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
         if isinstance(maker, Planned) and maker.skips == "network":
             whole = replace(whole, branches=2 if scale.guides else 1)
+            if (leaping := _leaping(schedule)) != schedule.normal:
+                response = _known_response(solver, schedule, leaping)
+                whole = replace(whole, response=response, noise_response=whole.response)
             return cls(maker.leaps(whole), None, start, end, scale, schedule)
         return cls(None, maker.guide(whole.part(start, end)), start, end, scale, schedule)
 
@@ -168,13 +171,16 @@ class Guidance:
         """The output at a step of a run in which the whole network leaps."""
         if index in (self.start, self.end):  # guidance begins or ends, and changes the output
             leaps.forget()
+        normal, leaping = self.schedule.normal, _leaping(self.schedule)
         if not leaps.evaluates(index):
-            return leaps.predict(index)[0]
+            return convert(node, leaping, normal, x, leaps.predict(index)[0])
         if self.scale.guides and self.start <= index < self.end:
             output = self.scale.added(*network.terms(x, node))
         else:
             output = network(x, node, True)
-        return leaps.observe(index, (output,))[0]
+        evaluated = (convert(node, normal, leaping, x, output),)
+        used = leaps.observe(index, evaluated)
+        return output if used is evaluated else convert(node, leaping, normal, x, used[0])
 
     def _visit(self, guide: Visitor, step: int, network: Network, x: Tensor, node: Node) -> None:
         """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
@@ -198,7 +204,7 @@ def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo
         guidance_scale=guidance_scale,
         log_snr=tuple(schedule.log_snr[:-1].tolist()),
         times=tuple(schedule.times[:-1].tolist()),
-        response=_known_response(solver, schedule),
+        response=_known_response(solver, schedule, schedule.normal),
         order=solver.order,
     )
 
@@ -231,24 +237,36 @@ def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1]) + 1
 
 
-_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+def _leaping(schedule: Schedule) -> Prediction:
+    """The kind of output that leaps with the whole network: a velocity, unless the network predicts the noise."""
+    if schedule.prediction == "epsilon" or schedule.normal == "flow":
+        return schedule.normal
+    return "v_prediction"
 
 
-def _known_response(solver: Solver, schedule: Schedule) -> Response:
-    """`solver_response`, computed once per schedule and solver."""
+_Key = tuple[Solver, Prediction]
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[_Key, Response]]] = weakref.WeakKeyDictionary()
+
+
+def _known_response(solver: Solver, schedule: Schedule, kind: Prediction) -> Response:
+    """`solver_response`, computed once per schedule, solver and kind of output."""
     cached = _RESPONSES.setdefault(schedule, [])
-    for cached_solver, response in cached:
-        if cached_solver == solver:
+    for key, response in cached:
+        if key == (solver, kind):
             return response
-    cached.append((solver, solver_response(solver, schedule)))
+    cached.append(((solver, kind), solver_response(solver, schedule, kind)))
     return cached[-1][1]
 
 
-def solver_response(solver: Solver, schedule: Schedule) -> Response:
-    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+def solver_response(solver: Solver, schedule: Schedule, kind: Prediction | None = None) -> Response:
+    """How the states of a run respond to outputs of a kind: one pass with unit vectors in place of outputs.
+
+    kind: `schedule.normal` unless given.
+    """
     track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
     rows = []
-    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+    for i, unit in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        output = convert(schedule.nodes[i], kind or schedule.normal, schedule.normal, track.x, unit)
         track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
         rows.append(track.x)
     return Response(torch.stack(rows).numpy())
