@@ -36,9 +36,10 @@ class RunInfo:
     velocity: if the network predicts the data x0, and their velocity v = (a x - x0) / s leaps in their place: a and s
         at each call. A solver forgets x0 at its next step, the network does not: what a leap has missed can be
         corrected in v only. `response` is that to v.
-    noise_response: the response to the noise in the outputs, if that is not what they are (v, or as in EDM). It tells how
-        hard the noise levels are, whatever the network predicts. The state of unit data and r times as much noise has
-        the velocity noise / sqrt(1 + r^2) + ..., which later steps carry to the end with another 1 / sqrt(1 + r^2).
+    noise_response: the response to the noise in the outputs, if they are velocities (v, EDM's): it tells how hard the
+        noise levels are, whatever the network predicts. With r times as much noise as data an error in the noise is one
+        of 1 / sqrt(1 + r^2) in v, and later steps, which keep v and not the noise, shrink it by as much again; so it is
+        1 + r^2 times the response to v.
     """
 
     steps: int
