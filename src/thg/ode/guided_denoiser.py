@@ -11,6 +11,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,6 +144,8 @@ class GuidedDenoiser:
             factors = [self._content(sigma)[0] for sigma in self._calls.sigmas]
             velocity = tuple((a, -unit) for a, unit in zip(factors, self._leaping.units, strict=True))
             leaping = replace(self._leaping.run(self._grid, scale, log_snr), velocity=velocity)
+            if leaping.response is not None:  # a network that predicts a velocity sees states of unit variance
+                leaping = replace(leaping, response=replace(leaping.response, scales=np.sqrt(factors)))
             return _Run(self._calls, lambda: DenoisedLeaps(maker.leaps(leaping), leaping))
         run = self._calls.run(self._grid, scale, log_snr)
         return _Run(self._calls, lambda: DenoisedGuide(maker.guide(run), self._calls.units))

@@ -261,15 +261,16 @@ def _known_response(solver: Solver, schedule: Schedule, kind: Prediction) -> Res
 def solver_response(solver: Solver, schedule: Schedule, kind: Prediction | None = None) -> Response:
     """How the states of a run respond to outputs of a kind: one pass with unit vectors in place of outputs.
 
-    kind: `schedule.normal` unless given.
+    kind: `schedule.normal` unless given. A network of the kind v sees states of unit variance.
     """
+    scales = 1 / np.hypot(schedule.alpha[:-1], schedule.sigma[:-1]) if kind == "v_prediction" else None
     track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
     rows = []
     for i, unit in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
         output = convert(schedule.nodes[i], kind or schedule.normal, schedule.normal, track.x, unit)
         track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
         rows.append(track.x)
-    return Response(torch.stack(rows).numpy())
+    return Response(torch.stack(rows).numpy(), scales)
 
 
 Form = Literal["predictor", "two-state"]
