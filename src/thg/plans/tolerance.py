@@ -174,7 +174,7 @@ def _strength(run: RunInfo) -> float:
 
 
 def hardness(run: RunInfo, prior: Prior = PRIOR) -> float:
-    """The factor on evaluations for noise levels on which leaps cost more than usual."""
+    """The factor on evaluations for noise levels on which leaps cost more than usual, whatever the network predicts."""
     response = run.noise_response or run.response
     if response is None or run.log_snr is None:
         return 1.0
