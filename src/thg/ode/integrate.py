@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thg.errors import PlanError
 from thg.ode.network import Denoiser, Network
-from thg.ode.outputs import Node, express
+from thg.ode.outputs import Node, Prediction, convert, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.guide import Guide, HareGuide, Visitor
@@ -112,6 +112,9 @@ class Guidance:
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
         if isinstance(maker, Planned) and maker.skips == "network":
             whole = replace(whole, branches=2 if scale.guides else 1)
+            if (leaping := _leaping(schedule)) != schedule.normal:
+                response = _known_response(solver, schedule, leaping)
+                whole = replace(whole, response=response, noise_response=whole.response)
             return cls(maker.leaps(whole), None, start, end, scale, schedule)
         return cls(None, maker.guide(whole.part(start, end)), start, end, scale, schedule)
 
@@ -159,13 +162,16 @@ class Guidance:
         """The output at a step of a run in which the whole network leaps."""
         if index in (self.start, self.end):  # guidance begins or ends, and changes the output
             leaps.forget()
+        normal, leaping = self.schedule.normal, _leaping(self.schedule)
         if not leaps.evaluates(index):
-            return leaps.predict(index)[0]
+            return convert(node, leaping, normal, x, leaps.predict(index)[0])
         if self.scale.guides and self.start <= index < self.end:
             output = self.scale.added(*network.terms(x, node))
         else:
             output = network(x, node, True)
-        return leaps.observe(index, (output,))[0]
+        evaluated = (convert(node, normal, leaping, x, output),)
+        used = leaps.observe(index, evaluated)
+        return output if used is evaluated else convert(node, leaping, normal, x, used[0])
 
     def _visit(self, guide: Visitor, step: int, network: Network, x: Tensor, node: Node) -> None:
         """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
@@ -189,7 +195,7 @@ def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo
         guidance_scale=guidance_scale,
         log_snr=tuple(schedule.log_snr[:-1].tolist()),
         times=tuple(schedule.times[:-1].tolist()),
-        response=_known_response(solver, schedule),
+        response=_known_response(solver, schedule, schedule.normal),
         order=solver.order,
     )
 
@@ -222,25 +228,38 @@ def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1]) + 1
 
 
-_RESPONSES: weakref.WeakKeyDictionary[Schedule, tuple[Solver, Response]] = weakref.WeakKeyDictionary()
+def _leaping(schedule: Schedule) -> Prediction:
+    """The kind of output that leaps with the whole network: a velocity, unless the network predicts the noise."""
+    if schedule.prediction == "epsilon" or schedule.normal == "flow":
+        return schedule.normal
+    return "v_prediction"
 
 
-def _known_response(solver: Solver, schedule: Schedule) -> Response:
+_Known = dict[Prediction, tuple[Solver, Response]]
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, _Known] = weakref.WeakKeyDictionary()
+
+
+def _known_response(solver: Solver, schedule: Schedule, kind: Prediction) -> Response:
     """`solver_response`; kept for the last solver of each schedule."""
-    known = _RESPONSES.get(schedule)
-    if known is None or known[0] != solver:
-        known = _RESPONSES[schedule] = solver, solver_response(solver, schedule)
-    return known[1]
+    kept = _RESPONSES.setdefault(schedule, {})
+    if kind not in kept or kept[kind][0] != solver:
+        kept[kind] = solver, solver_response(solver, schedule, kind)
+    return kept[kind][1]
 
 
-def solver_response(solver: Solver, schedule: Schedule) -> Response:
-    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+def solver_response(solver: Solver, schedule: Schedule, kind: Prediction | None = None) -> Response:
+    """How the states of a run respond to outputs of a kind: one pass with unit vectors in place of outputs.
+
+    kind: `schedule.normal` unless given. A network of the kind v sees states of unit variance.
+    """
+    scales = 1 / np.hypot(schedule.alpha[:-1], schedule.sigma[:-1]) if kind == "v_prediction" else None
     track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
     rows = []
-    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+    for i, unit in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        output = convert(schedule.nodes[i], kind or schedule.normal, schedule.normal, track.x, unit)
         track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
         rows.append(track.x)
-    return Response(torch.stack(rows).numpy())
+    return Response(torch.stack(rows).numpy(), scales)
 
 
 Form = Literal["predictor", "two-state"]
