@@ -2,10 +2,12 @@
 
     python .github/release.py check v0.2.0
     python .github/release.py addresses https://host/owner/thg v0.2.0
+    python .github/release.py manual https://host/owner/thg main
 
 The second changes README.md and pyproject.toml in place, before a build: relative links and pictures become absolute
-ones of this tag, the project gets its addresses, and README installs by name instead of from a clone. In the repository
-they stay relative, so that forks are right too.
+ones of this tag, the project gets its addresses, and README installs by name instead of from a clone. The third does
+the same for the manual's links to files beside docs/, which its site does not have. In the repository they stay
+relative, so that forks are right too.
 """
 
 from __future__ import annotations
@@ -60,5 +62,15 @@ def addresses(home: str, tag: str) -> None:
     project.write_text(with_addresses(project.read_text(encoding="utf-8"), home), encoding="utf-8")
 
 
+def manual(home: str, branch: str) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        page.write_text(outside(page.read_text(encoding="utf-8"), home, branch), encoding="utf-8")
+
+
+def outside(text: str, home: str, branch: str) -> str:
+    """A page of the manual with its links to files beside docs/ below `home`."""
+    return text.replace("](../", f"]({home}/blob/{branch}/")
+
+
 if __name__ == "__main__":
-    {"check": check, "addresses": addresses}[sys.argv[1]](*sys.argv[2:])
+    {"check": check, "addresses": addresses, "manual": manual}[sys.argv[1]](*sys.argv[2:])

@@ -52,6 +52,8 @@ def schedulers(kind: zoo.Member) -> dict[str, Callable[[], Any]]:
             "DPM++ 2M": lambda: diffusers.DPMSolverMultistepScheduler(**flow),
             "UniPC": lambda: diffusers.UniPCMultistepScheduler(**flow),
         }
+    if kind.prediction == "edm":
+        return {"Euler": diffusers.EDMEulerScheduler, "DPM++ 2M": diffusers.EDMDPMSolverMultistepScheduler}
     noise: dict[str, Any] = {**kind.betas, "num_train_timesteps": 1000, "prediction_type": kind.prediction}
     stable: dict[str, Any] = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
     karras: dict[str, Any] = {"use_karras_sigmas": True}

@@ -42,10 +42,12 @@ NOBODY = CLASSES  # the label of the unconditional branch
 BATCH, DROPPED, DECAY = 32, 0.12, 0.99  # training: samples per step, share without label, of the averaged weights
 KERNELS, KERNEL = 20, 0.3  # of each class, and their standard deviation
 SMOOTH, ROUGH = 0.03, 0.3  # the highest frequency of a network's time
+SMOOTH_LEVELS = 11.0  # the same for EDM's time, log(sigma) / 4, from -1.6 to 1.1
+SIZE = 0.5  # EDM: the standard deviation of the data
 STABLE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 LINEAR = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}
 COSINE = {"beta_schedule": "squaredcos_cap_v2"}
-Prediction = Literal["epsilon", "v_prediction", "sample", "flow"]
+Prediction = Literal["epsilon", "v_prediction", "sample", "flow", "edm"]
 Data = tuple[Tensor, Tensor]
 
 
@@ -235,6 +237,12 @@ def _two_colours(inside: Tensor, labels: Tensor, seed: int) -> Tensor:
     return inside[:, None] * first + (1 - inside[:, None]) * second
 
 
+def half(data: Callable[[], Data]) -> Data:
+    """The same data with the standard deviation of EDM."""
+    x, labels = data()
+    return SIZE / x.std() * x, labels
+
+
 def arms() -> Data:
     """Points of the plane on the ten arms of a spiral, an arm to a class."""
     labels = torch.randint(CLASSES, (20_000,))
@@ -337,6 +345,27 @@ KINDS = {
     ),
     "latents, noise, U-Net": Kind(
         lambda: UNet(4, 24), latents, LATENTS, "epsilon", STABLE, 5.0, 3000, rate=2e-3, kept_out=True
+    ),
+    # preconditioned as in EDM
+    "pixels, EDM, U-Net": Kind(
+        lambda: UNet(1, highest=SMOOTH_LEVELS), lambda: half(pictures), PIXELS, "edm", {}, 4.0, 1500
+    ),
+    "spiral, EDM, perceptron": Kind(
+        lambda: Perceptron(2, highest=SMOOTH_LEVELS), lambda: half(arms), (2,), "edm", {}, 2.0, 4000, rate=2e-3
+    ),
+    "squares, EDM, transformer": Kind(
+        lambda: Transformer(3, SIDE, 2, highest=SMOOTH_LEVELS), lambda: half(squares), COLOURS, "edm", {}, 4.0, 1500
+    ),
+    "larger pixels, EDM, U-Net": Kind(
+        lambda: UNet(1, 24, highest=SMOOTH_LEVELS),
+        lambda: half(larger_pictures),
+        LARGER_PIXELS,
+        "edm",
+        {},
+        4.0,
+        2500,
+        rate=2e-3,
+        kept_out=True,
     ),
 }
 
@@ -477,7 +506,7 @@ def network(name: str, folder: Path) -> nn.Module:
 @torch.enable_grad()  # a bench may ask for a network where no gradients are recorded
 def train(name: str, made: nn.Module, kind: Kind) -> dict[str, Tensor]:
     data, labels = kind.data()
-    alphas = None if kind.prediction == "flow" else kept(kind.betas).float()
+    alphas = None if kind.prediction in ("flow", "edm") else kept(kind.betas).float()
     optimiser = torch.optim.AdamW(made.parameters(), kind.rate)
     average = {key: value.clone() for key, value in made.state_dict().items()}
     for i in range(kind.iterations):
@@ -503,6 +532,11 @@ def noised(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The network's input, its time and its target. level_at_rest: levels of a flow are uniform, not in the middle."""
     noise, wide = torch.randn_like(x0), (len(x0), *(1 for _ in x0.shape[1:]))
+    if prediction == "edm":
+        sigma = (1.2 * torch.randn(len(x0)) - 1.2).exp()
+        x, size = x0 + sigma.reshape(wide) * noise, (sigma**2 + SIZE**2).sqrt().reshape(wide)
+        target = (x0 - SIZE**2 / size**2 * x) * size / (SIZE * sigma.reshape(wide))
+        return x / size, sigma.log() / 4, target
     if alphas is None:
         level = torch.rand(len(x0)) if level_at_rest else torch.randn(len(x0)).sigmoid()
         share = level.reshape(wide)

@@ -52,7 +52,7 @@ def _prepare_bfloat16(items: list[pytest.Item]) -> None:
 
     if bfloat16_works():
         return
-    if bfloat16_works(SETTING):
+    if bfloat16_works(restricted=True):
         os.environ[VARIABLE] = VALUE  # oneDNN reads it at its first use, which is in a test
         return
     for item in computing:

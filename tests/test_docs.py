@@ -348,6 +348,33 @@ def about_picture(name: str) -> dict:
         return json.loads(picture.text["thg"])
 
 
+def test_tables_that_repeat_results_have_their_numbers():
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+
+    def part(title: str) -> str:
+        return results.partition(f"\n## {title}")[2].partition("\n## ")[0]
+
+    beyond = [tuple(row) for row in re.findall(r"\| ([\d.]+) \| ([\d.]+) \|$", part("Beyond twice"), re.M)]
+    repeated = re.findall(r"([\d.]+) / ([\d.]+)(?= \(|, with)", (ROOT / "docs" / "faster.md").read_text())
+    assert len(repeated) > 20
+    assert set(repeated) <= set(beyond)
+    models = (ROOT / "docs" / "models.md").read_text()
+    sounds = {tuple(table_cells(row)) for row in part("The shipped sound model").splitlines() if row.startswith("| ")}
+    shown = [table_cells(row) for row in models.splitlines() if re.match(r"\| .* \| \d+ \| [\d.]+x \|", row)]
+    assert len(shown) == 10
+    for row in shown:
+        assert any(set(row) <= {cell.replace("*", "") for cell in measured} for measured in sounds), row
+    emoji = [table_cells(row) for row in part("thg.enable on the shipped models emoji").splitlines() if "| thg " in row]
+    faster, of_ideal = ([row[column].rstrip("x") for row in emoji] for column in (5, 6))
+    assert f"{min(faster)} to {max(faster)} times as fast" in models
+    assert f"{min(of_ideal)} to {max(of_ideal)} of what the evaluations say" in models
+
+
+def table_cells(row: str) -> list[str]:
+    """The cells of a row of a table."""
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
 def test_policies_and_metrics_are_all_told_of():
     text = (ROOT / "docs" / "benchmark.md").read_text()
     assert not [name for name in (*methods(), *metric_names()) if f"`{name}`" not in text]

@@ -75,6 +75,14 @@ def test_on_the_package_index_no_link_is_relative():
     assert urls["Paper"].startswith("https://arxiv.org/abs/")
 
 
+def test_on_the_manuals_site_no_link_leads_out_of_it():
+    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    assert any("](../benchmarks/RESULTS.md" in text for text in pages)
+    shown = "\n".join(release().outside(text, "https://host.example/owner/thg", "main") for text in pages)
+    assert "](https://host.example/owner/thg/blob/main/README.md#what-it-saves)" in shown
+    assert "](.." not in shown
+
+
 def test_a_tag_that_is_not_the_version_is_refused():
     done = subprocess.run([sys.executable, HOST / "release.py", "check", "v0.0.0"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, sync_playwright
 CHROMIUM = shutil.which("chromium")
 PATIENCE = 180_000  # ms
 REPORT = "[data-testid=tortoise-hare-report]"
-READY = "window.app?.vueAppReady && window.app.graph && window.app.canvas"
+READY = "window.app?.vueAppReady && window.app.graph && window.app.canvas && window.app.api.socket?.readyState === 1"
 SET = "async settings => { for (const s of settings) await window.app.extensionManager.setting.set(...s); }"
 OVERLAPPING = """() => {
     const TITLE = 30, seen = [...document.querySelectorAll('.lg-node[data-node-id]')];

@@ -105,7 +105,7 @@ _public = lazy_names(
         "thg.plans.planners": ("tapered", "uniform"),
         "thg.plans.plan": ("PRESETS", "Plan", "preset"),
         "thg.profiles.profile": ("Profile",),
-        "": ("ode", "plans", "profiles"),
+        **{"thg.ode": (), "thg.plans": (), "thg.profiles": ()},
     },
 )
 

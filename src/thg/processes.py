@@ -80,16 +80,13 @@ def check_device(device: str) -> None:
 
 
 @functools.cache
-def bfloat16_works(setting: str | None = None) -> bool:
-    """Whether a child process computes in bfloat16 on the CPU and ends normally. setting: such as `SETTING`.
+def bfloat16_works(restricted: bool = False) -> bool:
+    """Whether a child process computes in bfloat16 on the CPU and ends normally. restricted: with `SETTING`.
 
     On virtual machines whose CPU reports AMX although the host does not support it, oneDNN's bfloat16 kernels raise an
     illegal instruction. Restricting oneDNN to older instruction sets avoids it.
     """
-    environment = dict(os.environ)
-    if setting is not None:
-        name, _, value = setting.partition("=")
-        environment[name] = value
+    environment = {**os.environ, VARIABLE: VALUE} if restricted else None
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROBE], env=environment, capture_output=True, timeout=PROBE_SECONDS
@@ -101,7 +98,7 @@ def bfloat16_works(setting: str | None = None) -> bool:
 
 def bfloat16_remedy() -> str:
     """What to do if bfloat16 does not work."""
-    if bfloat16_works(SETTING):
+    if bfloat16_works(restricted=True):
         return f"set {SETTING} in the environment"
     return f"use float32 (setting {SETTING} does not help here)"
 

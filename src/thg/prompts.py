@@ -178,21 +178,14 @@ def read_table(text: str, delimiter: str, source: str) -> tuple[list[str], list[
 
 def _records(text: str, delimiter: str) -> list[list[tuple[int, str]]]:
     """All records as lists of (line number, field)."""
-    ends = f"(?P<end>{re.escape(delimiter)}|{LINE_END}|\\Z)" if delimiter else f"(?P<end>{LINE_END}|\\Z)"
-    plain = f"(?P<plain>[^\\r\\n{re.escape(delimiter)}]*)"
-    field = re.compile(f'(?:"(?P<quoted>(?:[^"]|"")*)"|{plain}){ends}')
+    ends = "|".join(filter(None, (re.escape(delimiter), LINE_END, r"\Z")))
+    field = re.compile(f'(?:"((?:[^"]|"")*)"|([^\\r\\n{re.escape(delimiter)}]*))({ends})')
     records: list[list[tuple[int, str]]] = [[]]
     line = 1
-    position = 0
-    while position < len(text):
-        match = field.match(text, position)
-        assert match is not None  # a plain field matches everywhere
-        quoted = match["quoted"]
-        records[-1].append((line, match["plain"] if quoted is None else quoted.replace('""', '"')))
+    for match in field.finditer(text):  # without a gap: the second kind of field matches everywhere
+        quoted, plain, end = match.groups()
+        records[-1].append((line, plain if quoted is None else quoted.replace('""', '"')))
         line += len(re.findall(LINE_END, match[0]))
-        position = match.end()
-        if match["end"] != delimiter or not delimiter:
+        if not delimiter or end != delimiter:
             records.append([])
-    if text.endswith(delimiter) and delimiter:
-        records[-1].append((line, ""))
-    return [record for record in records if record]
+    return records

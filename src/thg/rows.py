@@ -108,8 +108,8 @@ class RowFolder:
         every = [(kind, batch) for kind in kinds for batch in batches(samples, batch_size)]
         done = {kind: self[kind].done() for kind in kinds}
         shares = [every[rank :: process.count] for rank in range(process.count)]
-        others = [share for rank, share in enumerate(shares) if rank != process.rank]
-        ordered = [*shares[process.rank], *(unit for share in others for unit in reversed(share))]
+        own = shares.pop(process.rank)
+        ordered = [*own, *(unit for share in shares for unit in reversed(share))]
         left = ((kind, [i for i in batch if i not in done[kind]]) for kind, batch in ordered)
         return [(kind, samples) for kind, samples in left if samples]
 
@@ -118,25 +118,26 @@ def _claim(folder: Path, settings: Mapping[str, Any], date: str) -> str:
     """Creates the folder, or checks that its settings are the same. Returns the date of the first start."""
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     manifest = folder / "calibration.json"
+    # listed first: another process that starts now writes the manifest before anything else
+    others = [entry for entry in folder.glob("*") if not entry.name.startswith((".", manifest.name))]
     try:
         stored = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if manifest.exists():  # another process has written it meanwhile
-            return _claim(folder, settings, date)
-        if folder.exists() and any(not entry.name.startswith((".", manifest.name)) for entry in folder.iterdir()):
+        if others:
             raise ProfileError(f"{folder} is not empty and holds no calibration; choose another folder") from None
-        stored = {"key": key, "date": date, "settings": dict(settings)}
-        write_atomically(manifest, json.dumps(stored, default=str, indent=1).encode())
+        stored = {}
     except (OSError, ValueError) as error:
         raise ProfileError(f"{manifest} cannot be read ({error}); remove the folder to start again") from None
-    if not isinstance(stored, dict) or stored.get("key") != key:
-        if not any(folder.glob("*.safetensors")):  # that calibration failed before its first batch
-            manifest.unlink(missing_ok=True)
-            return _claim(folder, settings, date)
-        before = stored.get("settings", {}) if isinstance(stored, dict) else {}
-        differs = sorted(name for name in settings if str(before.get(name)) != str(settings[name]))
+    before = stored if isinstance(stored, dict) else {}
+    if before.get("key") == key:
+        return str(before["date"])
+    if any(folder.glob("*.safetensors")):
+        known = before.get("settings", {})
+        differs = sorted(name for name in settings if str(known.get(name)) != str(settings[name]))
         raise ProfileError(
             f"{folder} holds batches of a calibration with other settings ({', '.join(differs) or 'unknown'}); remove "
             "it, or choose another folder"
         )
-    return str(stored["date"])
+    claim = {"key": key, "date": date, "settings": dict(settings)}  # also in place of one that failed before any batch
+    write_atomically(manifest, json.dumps(claim, default=str, indent=1).encode())
+    return date

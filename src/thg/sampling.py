@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,24 +70,15 @@ def seeded_run(pipe: Any, call: dict[str, Any], seeds: Sequence[int], plan: Choi
             result, report = pipe(**call), summary(pipe)
         seconds = time.perf_counter() - started
         return SeededRun(Output.of(result, pipe), seconds, report.nfe, report.cfg_nfe, report)
-    with _counted(pipe) as rows:
+    with ExitStack() as counting:
+        rows = None
+        with suppress(UnsupportedPipelineError):  # the network is unknown
+            rows = counting.enter_context(counted_rows(pipe))
         result = pipe(**call)
     seconds, output = time.perf_counter() - started, Output.of(result, pipe)
     countable = rows is not None and output.kind != "video"  # the rows of a video may be its frames
     nfe = rows.count // len(seeds) if rows is not None and countable else 2 * len(pipe.scheduler.timesteps)
     return SeededRun(output, seconds, nfe, nfe)
-
-
-@contextmanager
-def _counted(pipe: Any) -> Iterator[Counter | None]:
-    """Counts the rows passed to the network; None for a pipeline whose network is unknown."""
-    try:
-        denoisers(pipe)
-    except UnsupportedPipelineError:
-        yield None
-        return
-    with counted_rows(pipe) as rows:
-        yield rows
 
 
 def steps_at_cost(steps: int, nfe: int, plain_nfe: int) -> int:

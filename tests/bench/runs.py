@@ -21,7 +21,7 @@ from transformers import (
 
 from tests.bench.tiny_models import save_clap
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion
-from thg.bench.config import BenchConfig, parse_config
+from thg.bench.config import BenchConfig, parse_config, slug
 from thg.bench.measurer import measure_samples
 from thg.bench.report import Comparison, reduce_rows, write_report
 from thg.bench.runner import make_samples
@@ -155,16 +155,16 @@ def report(config: BenchConfig, path: Path) -> str:
 
 def sample_file(path: Path, name: str) -> Path:
     """A file of a run's samples by method and name: "cfg/000004.json"."""
-    slug, _, file = name.partition("/")
+    called, _, file = name.partition("/")
     run = BenchmarkRun.stored(path)
-    method = next(method for method in run.config.methods if method.slug == slug)
+    method = next(method for method in run.config.methods if slug(method.name) == called)
     return run.series()[method.name].path / "samples" / file
 
 
 def _files(path: Path, suffix: str) -> dict[str, bytes]:
     run = BenchmarkRun.stored(path)
     return {
-        f"{run.config.method(name).slug}/{file.name}": file.read_bytes()
+        f"{slug(name)}/{file.name}": file.read_bytes()
         for name, series in run.series().items()
         if series.ready
         for file in sorted((series.path / "samples").glob(f"[0-9]*{suffix}"))  # a kill may leave a hidden file

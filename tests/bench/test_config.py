@@ -138,7 +138,8 @@ def test_the_default_configuration_is_sound():
         (changed("methods.1.name", "cfg!"), "two methods are called"),
         (changed("methods.1.name", "…"), "letters or digits"),
         (changed("methods.1.nfe", "x"), "nfe must be a whole number"),
-        (changed("methods.0.nfe", 15), "cannot meet nfe=15"),
+        (changed("methods.0.nfe", 1), "methods 1.nfe must be at least 2, not 1"),
+        (changed("methods.1.interval", 1), "methods 2.interval must be at least 2, not 1"),
         (changed("model.shipped", "eps"), "model needs exactly one of"),
         (changed(prompts={}), "where are the prompts"),
         (changed("prompts.dataset", "x/y"), "not from both"),
@@ -163,6 +164,11 @@ def test_a_wrong_configuration_is_an_error_that_teaches(config, says):
         ),
         (changed("methods.1", {"name": "t", "policy": "thg", "coarse": [0, 4], "nfe": 14}), "makes 12 evaluations"),
         (changed("methods.1", {"name": "t", "policy": "thg", "coarse": [1, 4]}), "must begin with 0"),
+        (
+            changed("methods.1", {"name": "t", "policy": "thg", "preset": "sd51"}),
+            "method 't': there is no preset 'sd51'",
+        ),
+        (changed("methods.0.nfe", 15), "makes 14 evaluations in 7 steps, but its budget is nfe=15; write nfe=14"),
     ],
 )
 def test_a_budget_that_a_method_cannot_meet_is_an_error_before_anything_runs(config, says):

@@ -58,7 +58,7 @@ def test_a_method_of_another_package_has_its_options_and_its_budget():
     config = parse(changed("methods.1", row))
     assert config.methods[1].options == {"nfe": 13, "order": 2}
     assert config.methods[1].nfe == 13
-    assert config.methods[1].reference == "Evaluates some steps only"
+    assert config.methods[1].citation == "Evaluates some steps only"
     with pytest.raises(ConfigError, match="unknown key 'oder' in methods 2; did you mean 'order'"):
         parse(changed("methods.1", {**row, "oder": 1}))
 

@@ -15,7 +15,7 @@ from thg.models.judge import Judge, JudgeNetwork
 @pytest.fixture(scope="module")
 def judge():
     torch.manual_seed(0)
-    return Judge(JudgeNetwork(), torch.tensor([[0.4, 0.6]]).repeat(len(GARMENTS), 1), {})
+    return Judge(JudgeNetwork(), torch.tensor([[0.4, 0.6]]).repeat(len(GARMENTS), 1))
 
 
 def test_accuracies_by_hand():

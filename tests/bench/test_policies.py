@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import thg
 from tests.calibrate.pipelines import PROMPTS, stable_diffusion, stable_diffusion_3
 from tests.pipelines.families.video import cogvideox
-from thg.bench.methods import as_policy, methods, reference
+from thg.bench.methods import as_policy, citation, methods
 from thg.bench.methods.baselines import (
     AdaptiveGuidance,
     AdaptiveGuide,
@@ -203,7 +203,7 @@ def test_a_gate_holds_the_last_difference_of_its_first_steps():
 
 def test_step_ag_is_selective_guidance_by_its_name(pipe):
     assert methods()["step-ag"] is StepAG
-    assert "2506.08351" in reference(StepAG)
+    assert "2506.08351" in citation(StepAG)
     ours, _ = sample_under(pipe, StepAG(14))
     assert torch.equal(ours, sample_under(pipe, SelectiveGuidance(14))[0])
 

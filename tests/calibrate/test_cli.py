@@ -75,6 +75,7 @@ def test_the_plot_is_written(profile_file, tmp_path):
         (["plan", "PROFILE", "--nfe", "0.6", "--error", "0.01"], "write one of them"),
         (["plan", "--nfe", "3"], "too few for two steps"),
         (["plan", "nothing.json"], "neither a file"),
+        (["plan", "emoji"], "thg plan alone shows the default"),
         (["calibrate", "--out", "PROFILE"], "exists already"),
         (["calibrate", "--model", "some/model", "--out", "new.json"], "no prompts were given"),
         (["calibrate", "--prompts", "EMPTY", "--out", "new.json"], "no usable line"),

@@ -349,7 +349,7 @@ def test_the_command(cache, capsys, tmp_path):
     assert found == Tuned.load(tmp_path / "mine.json")
     assert code == (0 if found.kept else 1)
     assert str(found) in shown
-    assert str(path) in shown
+    assert f"written to {tmp_path / 'mine.json'} and {path};" in shown
     assert main(["tune", "--model", "eps", "--samples", "1", "--steps", "8", "--error", "0.1%", "--quiet"]) == 0
     assert "at 16 of 16 evaluations" in (shown := capsys.readouterr().out)
     assert "it saves nothing: take more than 1 --samples, more --steps, or a larger --error" in shown

@@ -156,6 +156,8 @@ def test_a_single_file_says_what_it_needs(here, checkpoint, config, style, capsy
     assert "may hold a pickle" in refused(capsys, "--model", "old.ckpt")
     (here / "half.safetensors").write_bytes(checkpoint.read_bytes()[:1000])
     assert "half.safetensors is not a complete safetensors file" in refused(capsys, "--model", "half.safetensors")
+    part = shipped_path("eps") / "unet" / "diffusion_pytorch_model.safetensors"
+    assert f"{part} is not the file of a whole model" in refused(capsys, "--model", part)
     assert "--config is the configuration of a single file" in refused(capsys, "--config", config)
     assert "--variant names weight files of a folder" in refused(capsys, "--variant", "fp16")
 
@@ -190,6 +192,9 @@ def test_a_lora_of_another_model_is_refused(here, style, capsys):
     save_file(other, "other.safetensors")
     assert "made for another kind of model" in refused(capsys, "--lora", "other.safetensors")
     assert "there is no file none.safetensors" in refused(capsys, "--lora", "none.safetensors:0.3")
+    with pytest.raises(SystemExit, match="2"):
+        refused(capsys, "--lora", "none.safetensors:0,3")
+    assert "must be a number, such as 0.8, not 0,3" in capsys.readouterr().err
 
 
 def test_from_a_picture(here, capsys):
@@ -204,6 +209,8 @@ def test_from_a_picture(here, capsys):
     (here / "text.png").write_text("no picture")
     assert "--image text.png is not a picture" in refused(capsys, "--image", "text.png")
     assert "--strength is how much of a picture may change: write --image" in refused(capsys, "--strength", "0.5")
+    none = refused(capsys, "--image", "start.png", "--strength", "0.04", "--steps", "20")
+    assert "--strength 0.04 leaves none of 20 steps; write more of it, or more --steps" in none
 
 
 def test_one_side_alone(here, capsys):

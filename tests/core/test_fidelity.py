@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import thg
-from thg.pipelines.describe import describe
+from thg.ode.integrate import run_of
+from thg.pipelines.describe import describe, known_run
 from thg.plans.planners import guide_maker
 from thg.plans.response import Response
 from thg.plans.run_info import RunInfo
@@ -144,6 +145,30 @@ def test_hard_noise_levels_get_more_evaluations(steps, levels):
     assert count < more <= 1.3 * count
     allowed = PRIOR.usual * hard.response.total**PRIOR.power_of_response
     assert predicted_error(hard, grid(hard, more)) <= allowed < predicted_error(hard, grid(hard, more - 1))
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50, 100])
+@pytest.mark.parametrize("name", ["EulerDiscreteScheduler", "DPMSolverMultistepScheduler"])
+@pytest.mark.parametrize("levels", [{}, {"use_karras_sigmas": True}])
+def test_noise_levels_are_as_hard_for_every_kind_of_output(steps, name, levels):
+    counts = []
+    for kind in ("epsilon", "v_prediction", "sample"):
+        scheduler = getattr(diffusers, name)(
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", prediction_type=kind, **levels
+        )
+        counts.append(evaluations_within(0.01, known_run(scheduler, steps)))
+    assert counts[0] == counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("steps", [20, 28, 50, 100])
+@pytest.mark.parametrize("name", ["EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"])
+@pytest.mark.parametrize("size", [0.5, 1.0])
+def test_the_levels_of_edm_are_as_hard_with_its_preconditioning_as_for_noise(steps, name, size):
+    preconditioned = known_run(getattr(diffusers, name)(sigma_data=size), steps)
+    noise = run_of(thg.Schedule.edm(steps, prediction="epsilon"), thg.ode.ddim(), 1.0)
+    counts = [evaluations_within(0.01, run) for run in (preconditioned, noise)]
+    assert abs(counts[0] - counts[1]) <= 1
+    assert min(counts) > evaluations_within(0.01, noise_run(steps))
 
 
 @pytest.mark.parametrize("steps", [20, 28, 50])

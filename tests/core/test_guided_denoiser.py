@@ -126,6 +126,46 @@ def test_the_whole_network_leaps(name):
     assert "within a factor of 3 (not tuned)" in str(summary)
 
 
+@pytest.mark.parametrize("name", ["euler", "dpm++ 2m"])
+@pytest.mark.parametrize("steps", [20, 28])
+def test_velocities_leap_if_the_network_predicts_the_data(name, steps):
+    """At the levels of EDM: as many evaluations, and where they matter more."""
+    sigmas = torch.tensor(thg.Schedule.edm(steps).sigma)
+
+    def run(plan, **kind):
+        model = thg.GuidedDenoiser(Network(), plan, sigmas=sigmas, sampler=SAMPLERS[name], **kind)
+        return SAMPLERS[name](model, 80 * noise(), sigmas, extra_args=COND), model.summary.plan
+
+    expected, _ = run(thg.uniform(every=1))
+    (as_noise, plan), (as_data, other) = run(None), run(None, predicts="data")
+    assert abs(plan.evaluations - other.evaluations) <= 1
+    wrong = [(found - expected).flatten(1).norm(dim=1).median() for found in (as_noise, as_data)]
+    assert wrong[1] < 0.8 * wrong[0]
+
+
+def test_the_same_as_with_a_schedule():
+    """A denoiser of EDM, in a sampler and in `thg.sample`."""
+    schedule = thg.Schedule.edm(20)
+    sigmas = torch.tensor(schedule.sigma)
+    model = thg.GuidedDenoiser(Network(), sigmas=sigmas, sampler=euler, predicts="data")
+    found = euler(model, 80 * noise(), sigmas, extra_args=COND)
+    own = thg.sample(
+        lambda x, t, label: denoised(x, 1.0, t, label),
+        80 * noise(),
+        schedule=schedule,
+        guidance_scale=SCALE,
+        condition=labels(6),
+        unconditional=NONE,
+    )
+    assert model.summary.plan.coarse == own.plan.coarse
+    assert torch.allclose(found, own.x, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_network_predicts_is_checked():
+    with pytest.raises(thg.PlanError, match="predicts must be 'noise' or 'data'"):
+        made("euler", predicts="v")
+
+
 def test_what_was_tuned_is_said():
     tuned = thg.plans.Tuned(0.01, 1.2, 0.7, 0.009, 16, 24)
     model, _ = made("euler", tuned)

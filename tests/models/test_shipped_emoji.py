@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from thg.errors import THGError
-from thg.models import shipped_pipeline
-from thg.models.emoji_prompts import EMOJI_PROMPTS, EXAMPLE_EMOJI, emoji_names, knows
+from thg.models import SHIPPED, shipped_pipeline
+from thg.models.emoji_prompts import EMOJI_PROMPTS, EXAMPLE_EMOJI, emoji_names
 from thg.models.judge import EmojiJudge
 
 SHAPES = {"red heart": 0, "blue heart": 2, "red square": 0, "green circle": 1, "orange circle": 0, "blue square": 2}
@@ -107,7 +107,7 @@ def test_names_are_500_and_those_held_out_are_combinations():
     ],
 )
 def test_words_that_it_knows(prompt, known):
-    assert knows(prompt) is known
+    assert SHIPPED["emoji"].knows(prompt) is known
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"trained": []}'])

@@ -1,13 +1,15 @@
 """The vocabulary and spectrogram of the sound model, and the judge of sounds."""
 
+import json
 import math
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from thg.errors import THGError
 from thg.media import snr
-from thg.models.judge import SoundJudge
+from thg.models.judge import SOUND_JUDGE_PATH, SoundJudge
 from thg.models.sounds import (
     FRAMES,
     HOP,
@@ -49,8 +51,9 @@ def test_snr_of_a_known_difference():
     assert snr(tone(500.0), 0 * tone(500.0)) == -math.inf
 
 
-def test_the_judge_says_how_good_it_is():
-    description = SoundJudge.load().description
+def test_the_file_of_the_judge_says_how_good_it_is():
+    with safe_open(SOUND_JUDGE_PATH, framework="pt") as file:
+        description = json.loads(file.metadata()["description"])
     assert set(description) == {"source", "register", "loudness", "kind", "all"}
     assert 0.9 < description["all"] <= 1
 

@@ -618,8 +618,12 @@ def test_each_run_is_logged(caplog):
         case.run(steps=STEPS)
         case.pipe.scheduler = diffusers.EulerAncestralDiscreteScheduler.from_config(case.pipe.scheduler.config)
         case.run(steps=STEPS)
-    saved, plain = caplog.records
-    assert (saved.levelname, plain.levelname) == ("INFO", "WARNING")
+        thg.enable(case.pipe, "sd15")
+        with pytest.raises(thg.PlanError):
+            case.run(steps=STEPS)
+    saved, plain, failed = caplog.records
+    assert (saved.levelname, plain.levelname, failed.levelname) == ("INFO", "WARNING", "INFO")
+    assert failed.getMessage() == "StableDiffusionPipeline: stopped after 0 network evaluations"
     assert saved.getMessage() == "StableDiffusionPipeline: 8 network evaluations instead of 16"
     assert "noise cannot be predicted" in plain.getMessage()
 

@@ -71,7 +71,7 @@ def serve(engine: Engine, *, port: int = 0, worker: Worker | None = None, **sett
     from thg.studio.jobs import Worker
 
     worker = worker or Worker(WAITING)
-    app = create_app(engine, worker=worker, **settings)
+    app = create_app(engine, worker, **settings)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

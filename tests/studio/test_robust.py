@@ -118,7 +118,9 @@ def test_seeds_lightbox_and_both_in_one_file(opened):
 
 def test_a_sheet_of_steps_and_targets(opened):
     page = opened()
-    set_up(page, seed=7)
+    set_up(page, seed=7, steps=5)
+    page.check("#reroll")
+    page.check("#live")
     page.click("#xy summary")
     page.fill("#xy-steps", "4 6")
     page.fill("#xy-targets", "10, 0.1")
@@ -129,6 +131,8 @@ def test_a_sheet_of_steps_and_targets(opened):
         corners = [(96 + 256 * x + 8, 44 + 256 * y - 8) for x in (0, 1) for y in (1, 2)]  # of each cell's caption
         assert {sheet.convert("RGB").getpixel(corner) for corner in corners} == {(20, 22, 29)}
     expect(page.locator("#history li")).to_have_count(4)
+    expect(page.locator("#steps")).to_have_value("5")
+    expect(page.locator("#seed")).to_have_value("7")
 
 
 DROP = """(text) => {

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     averages = train(network, loss_of, options, "judge")
     network.load_state_dict(averages)
     test_waves, test_sounds = load_sounds(options.work, "test")
-    verdict = SoundJudge(network, {})(test_waves)
+    verdict = SoundJudge(network)(test_waves)
     right = verdict.right([sound_of(row) for row in test_sounds.tolist()])
     accuracy = {name: round(float(values.float().mean()), 4) for name, values in right.items()}
     print(f"judge: {accuracy} of {len(test_waves)} rendered test sounds recognised")

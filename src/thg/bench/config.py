@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from thg.bench import tables
-from thg.bench.methods import as_policy, method_class, reference
-from thg.bench.methods.policy import PlainCFG, Policy
+from thg.bench.methods import as_policy, citation, method_class
+from thg.bench.methods.policy import Policy
 from thg.bench.metrics import metric_names
 from thg.bench.metrics.package_scripts import NETWORKS, SCRIPTS
 from thg.bench.tables import ConfigError, FilePath, Table, is_file, nearest
@@ -110,29 +110,25 @@ class MethodTable(Table):
             raise ConfigError(f"method {self.name!r}: scheduler_options without a scheduler; write both")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method(MethodTable):
     """A row with everything that it takes from the rest of the configuration.
 
-    implementation: its policy with the options. nfe: the exact budget. reference: its paper. code: the digest of its
+    implementation: its policy with the options. nfe: the exact budget. citation: its paper. code: the digest of its
     own file.
     """
 
-    steps: int = 0
-    guidance_scale: float = 0.0
-    implementation: Policy = field(default_factory=PlainCFG)
-    nfe: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    reference: str = ""
-    code: str = ""
-
-    @property
-    def slug(self) -> str:
-        """The method's name in file names."""
-        return slug(self.name)
+    steps: int
+    guidance_scale: float
+    implementation: Policy
+    nfe: int | None
+    options: dict[str, Any]
+    citation: str
+    code: str
 
 
 def slug(name: str) -> str:
+    """A name without what readers of a table overlook: capital letters and punctuation."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
@@ -166,23 +162,21 @@ class Settings(Table):
                 f"guidance_scale must be above 1, not {self.guidance_scale:g}: at 1 there is no guidance to skip"
             )
         _check_names("metric", [name for name in self.metrics if not is_file(name)], metric_names())
-        for table, known in (("networks", tuple(NETWORKS)), ("packages", tuple(SCRIPTS))):
-            for key in getattr(self, table):
-                if key not in known:
-                    raise ConfigError(tables.unknown(key, table, known))
+        tables.check_keys(self.networks, NETWORKS, "networks")
+        tables.check_keys(self.packages, SCRIPTS, "packages")
         if self.model.shipped is None and self.prompts.file is None and self.prompts.dataset is None:
             raise ConfigError(
                 'where are the prompts? Write [prompts] with file = "prompts.csv" or dataset = "owner/name"'
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchConfig(Settings):
     """A whole benchmark. `source`: the values as they were written; `base`: what their paths are relative to."""
 
-    methods: tuple[Method, ...] = ()
-    source: dict[str, Any] = field(default_factory=dict)
-    base: Path = Path()
+    methods: tuple[Method, ...]
+    source: dict[str, Any]
+    base: Path
 
     @property
     def reference_method(self) -> Method:
@@ -249,18 +243,14 @@ def override(config: BenchConfig, **changes: int | None) -> BenchConfig:
 
 def _read_method(values: dict[str, Any], where: str, base: Path, settings: Settings) -> Method:
     cls = method_class(values.get("policy"), where, base)
-    common, known = tables.keys(MethodTable), {*tables.keys(MethodTable), *tables.keys(cls)}
-    for key in values:
-        if key not in known:
-            raise ConfigError(tables.unknown(key, where, known))
+    common = tables.keys(MethodTable)
+    tables.check_keys(values, {*common, *tables.keys(cls)}, where)
     row = tables.validated(MethodTable, {key: value for key, value in values.items() if key in common}, base, where)
     chosen: Any = tables.validated(cls, {key: value for key, value in values.items() if key not in common}, base, where)
     options = {key: getattr(chosen, key) for key in tables.keys(cls)}
     steps, scale, nfe = row.steps or settings.steps, row.guidance_scale or settings.guidance_scale, options.get("nfe")
     if row.policy == "cfg" and nfe is not None and row.steps is None:
-        if nfe % 2:
-            raise ConfigError(f"method {row.name!r}: CFG makes two evaluations a step and cannot meet nfe={nfe}")
-        steps = nfe // 2
+        steps = nfe // 2  # an odd budget is refused below
     try:
         implementation = as_policy(chosen, steps)
         nfe, evaluations = nfe if implementation.exact else None, implementation.budget(steps, scale)
@@ -272,16 +262,17 @@ def _read_method(values: dict[str, Any], where: str, base: Path, settings: Setti
     except THGError as error:
         raise type(error)(f"method {row.name!r}: {error}") from None
     found = {"steps": steps, "guidance_scale": scale, "implementation": implementation, "nfe": nfe, "options": options}
-    return Method(**{**vars(row), **found}, reference=reference(cls), code=tables.code_digest(cls))
+    return Method(**(vars(row) | found), citation=citation(cls), code=tables.code_digest(cls))
 
 
 def _check_methods(config: BenchConfig) -> None:
     if not config.methods:
         raise ConfigError("there is nothing to compare: write one [[methods]] for each row of the table")
-    slugs, names = [m.slug for m in config.methods], [m.name for m in config.methods]
-    for method in config.methods:
-        if slugs.count(method.slug) > 1:
-            raise ConfigError(f"two methods are called {method.name!r} (or nearly so); names must differ")
+    names = [method.name for method in config.methods]
+    slugs = [slug(name) for name in names]
+    for name in names:
+        if slugs.count(slug(name)) > 1:
+            raise ConfigError(f"two methods are called {name!r} (or nearly so); names must differ")
     _check_names("method", config.sheet.methods, names, "sheet.methods: ")
     _check_names("method", [config.reference] if config.reference else [], names, "reference: ")
     if not config.reference and all(method.policy != "cfg" for method in config.methods):

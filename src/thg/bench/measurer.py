@@ -25,24 +25,26 @@ Say = Callable[[str], None]
 
 
 class Measurer:
-    """The metrics of a run. loaded: those that are available, and why the others are not. names: some of them only."""
+    """The metrics of a run. loaded: those that can be measured here, and why the others can not.
 
-    def __init__(self, run: BenchmarkRun, device: str, names: Iterable[str] | None = None) -> None:
+    sounds: whether the samples are sounds. names: of the metrics, if not all of the configuration.
+    """
+
+    def __init__(self, run: BenchmarkRun, device: str, sounds: bool, names: Iterable[str] | None = None) -> None:
         self.run, self.config, self.reference = run, run.config, run.series()[run.config.reference_method.name]
         names = run.config.metrics if names is None else names
         self.loaded = load_metrics(names, device, packages=run.config.packages, base=run.config.base)
         needs_references = any("set" in metric.needs for metric in self.loaded.of_packages)
         self.references = reference_files(run.config) if needs_references else None
-
-    def leave_out(self, sounds: bool) -> None:
-        """Drops the metrics that cannot be measured here, with the reason."""
         for metric in self.loaded.all:
             if reason := self._lacks(metric, sounds):
                 self.loaded.skip(metric, reason)
 
     def _lacks(self, metric: Metric | PackageMetric, sounds: bool) -> str:
+        """Why a metric cannot be measured here; empty if it can."""
         if metric.hears != sounds:
-            return f"it measures {('pictures', 'sounds')[metric.hears]}, and these are {('pictures', 'sounds')[sounds]}"
+            measured, made = ("sounds", "pictures") if metric.hears else ("pictures", "sounds")
+            return f"it measures {measured}, and these are {made}"
         if "set" not in metric.needs:
             return ""
         if isinstance(metric, Metric):
@@ -52,38 +54,39 @@ class Measurer:
             self.references.complaint if self.references else "there are no references: write [references] with folder"
         )
 
-    def measures(self, series: Series) -> dict[str, Metric]:
-        """The metrics to measure on the samples of a method, by the name of their rows."""
-        metrics = [m for m in self.loaded.metrics if not ("pairs" in m.needs and series.key == self.reference.key)]
-        return {self._rows_of(metric): metric for metric in metrics}
+    def applies(self, metric: Metric | PackageMetric, series: Series) -> bool:
+        """Whether to measure the samples of a method: the reference is not compared with itself."""
+        return "pairs" not in metric.needs or series.key != self.reference.key
+
+    def metrics_of(self, series: Series) -> dict[str, Metric]:
+        """The metrics to measure on the samples of a method in this process, by the name of their rows."""
+        return {self._rows_of(metric): metric for metric in self.loaded.metrics if self.applies(metric, series)}
 
     def _rows_of(self, metric: Metric) -> str:
         """The name of a metric's rows: they depend on its file, and pairs on what they compare with."""
         compared = self.reference.key[:8] if "pairs" in metric.needs else ""
         return "-".join(filter(None, [metric.name, code_digest(type(metric))[:8], compared]))
 
-    def measure(self, measures: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
+    def measure(self, metrics: Mapping[str, Metric], series: Series, indices: Sequence[int], batch: Batch) -> None:
         """Measures a batch and stores the rows. Pairs are compared as floats, everything else as stored."""
         stored = batch.as_stored()
-        for name, metric in measures.items():
-            pairs = "pairs" in metric.needs
-            if not (pairs and batch.references is None):
-                rows = metric.measure(batch if pairs else stored)
-                series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
+        for name, metric in metrics.items():
+            rows = metric.measure(batch if "pairs" in metric.needs else stored)
+            series.measured(name).add(indices, {"values": torch.cat(rows).numpy()}, [len(row) for row in rows])
 
     def missing(self, series: Series) -> dict[str, set[int]]:
         """The samples that are not measured yet, by the name of the rows."""
         everything = set(range(self.config.count))
-        return {name: left for name in self.measures(series) if (left := everything - series.measured(name).done())}
+        return {name: left for name in self.metrics_of(series) if (left := everything - series.measured(name).done())}
 
     def measure_files(self, shard: Shard, progress: Say) -> None:
         """This process's part of the missing measurements, from the files of existing samples."""
         mine = shard.of(batches(self.config.count, self.config.batch_size))
         units: list[tuple[Series, range, dict[str, Metric]]] = []
-        for series in filter(lambda series: series.ready, self.run.series().values()):
-            missing, done, measures = self.missing(series), series.done(), self.measures(series)
+        for series in self.run.ready():
+            missing, done, metrics = self.missing(series), series.done(), self.metrics_of(series)
             for batch in mine:
-                todo = {name: measures[name] for name, left in missing.items() if left & {*batch}}
+                todo = {name: metrics[name] for name, left in missing.items() if left & {*batch}}
                 if todo and {*batch} <= done:
                     units.append((series, batch, todo))
         clock = Clock(progress, len(units), "measured")
@@ -96,8 +99,7 @@ class Measurer:
 
     def complete(self) -> bool:
         """Whether nothing is missing any more: no sample, and no measurement of one."""
-        ready = [series for series in self.run.series().values() if series.ready]
-        return not self.run.missing_samples() and not any(map(self.missing, ready))
+        return not self.run.missing_samples() and not any(map(self.missing, self.run.ready()))
 
     def rows(self, metric: Metric | PackageMetric, series: Series) -> torch.Tensor:
         """What was measured on all samples of a series; a package runs now, unless it has."""
@@ -134,8 +136,7 @@ def measure_samples(run: BenchmarkRun, shard: Shard, progress: Say) -> Measurer 
     done = reference.done()
     if not done:
         return None  # other processes have not made samples yet
-    measurer = Measurer(run, shard.device)
-    measurer.leave_out(sounds=reference.record(min(done)).get("rate") is not None)
+    measurer = Measurer(run, shard.device, sounds=reference.record(min(done)).get("rate") is not None)
     measurer.measure_files(shard, progress)
     return measurer if measurer.complete() else None
 

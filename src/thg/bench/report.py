@@ -26,17 +26,27 @@ from thg.plots.pictures import Column, most_different, sheet
 from thg.processes import Shard
 
 MOST_COLUMNS = 7
-TITLES = {
-    **{"psnr": "PSNR dB", "ssim": "SSIM", "lpips": "LPIPS", "fid": "FID", "kid": "KID", "cmmd": "CMMD", "fad": "FAD"},
-    **{"clip_score": "CLIP score", "image_reward": "ImageReward", "clap_score": "CLAP score"},
-    **{"snr": "SNR dB", "log_mel": "log-mel dB", "sound_frechet": "FAD (judge)", "emoji_frechet": "FD (judge)"},
-    **{"emoji_recall_1": "recall@1", "emoji_recall_5": "recall@5"},
+COLUMNS = {
+    "psnr": ("PSNR dB", 2),
+    "ssim": ("SSIM", 4),
+    "lpips": ("LPIPS", 4),
+    "fid": ("FID", 3),
+    "kid": ("KID", 5),
+    "cmmd": ("CMMD", 5),
+    "clip_score": ("CLIP score", 3),
+    "image_reward": ("ImageReward", 5),
+    "judge_frechet": ("judge frechet", 3),
+    "emoji_recall_1": ("recall@1", 4),
+    "emoji_recall_5": ("recall@5", 4),
+    "emoji_frechet": ("FD (judge)", 3),
+    "snr": ("SNR dB", 2),
+    "log_mel": ("log-mel dB", 2),
+    "fad": ("FAD", 4),
+    "clap_score": ("CLAP score", 4),
+    "sound_frechet": ("FAD (judge)", 2),
 }
+"""The title and the digits of a metric; of another one its name, and four digits."""
 ARROWS = {"higher": "↑", "lower": "↓"}
-DIGITS: dict[str, int | None] = {
-    **{"nfe": None, "psnr": 2, "fid": 3, "kid": 5, "cmmd": 5, "clip_score": 3, "image_reward": 5, "judge_frechet": 3},
-    **{"snr": 2, "log_mel": 2, "sound_frechet": 2, "emoji_frechet": 3},
-}
 DASH = "–"
 
 
@@ -90,30 +100,27 @@ def reduce_rows(measurer: Measurer) -> Comparison:
     series = measurer.run.series()
     rows = [_row(series[method.name], measurer) for method in config.methods]
     directions = {metric.name: metric.direction for metric in loaded.all}
-    return Comparison(rows, directions, list(dict.fromkeys(loaded.skipped)))
+    return Comparison(rows, directions, loaded.skipped)
 
 
 def _row(series: Series, measurer: Measurer) -> Row:
-    method, count, reference = series.method, measurer.config.count, measurer.reference
+    method, count = series.method, measurer.config.count
     values: dict[str, float | None] = {metric.name: None for metric in measurer.loaded.all}
     worst: dict[str, float] = {}
-    for metric in measurer.loaded.all if series.ready else ():
-        pairs = "pairs" in metric.needs
-        if pairs and series.key == reference.key:
-            continue
+    for metric in [each for each in measurer.loaded.all if series.ready and measurer.applies(each, series)]:
         try:
             rows = measurer.rows(metric, series)
         except MetricError as error:  # a package may lack its weights; the other metrics are shown
             measurer.loaded.skip(metric, str(error))
             continue
         values[metric.name] = metric.reduce(rows)
-        if pairs and isinstance(metric, Scored):
+        if "pairs" in metric.needs and isinstance(metric, Scored):
             worst[metric.name] = metric.worst(rows) or 0.0
     seconds = series.seconds() if series.ready else {}
     return Row(
         name=method.name,
         policy=method.policy,
-        paper=method.reference,
+        paper=method.citation,
         group=method.group,
         steps=method.steps,
         guidance_scale=method.guidance_scale,
@@ -121,7 +128,7 @@ def _row(series: Series, measurer: Measurer) -> Row:
         seconds=math.fsum(seconds.values()) / len(seconds) if seconds else None,
         metrics=values,
         published=method.paper,
-        speedup=_speedup(reference.seconds(), seconds),
+        speedup=_speedup(measurer.reference.seconds(), seconds),
         worst=worst,
         note=series.left_out or _note(series.prepared),
         is_reference=method is measurer.config.reference_method,
@@ -154,10 +161,7 @@ def _note(prepared: dict[str, Any]) -> str:
 def table(compared: Comparison, metrics: tuple[str, ...]) -> str:
     """Markdown. `metrics`: all requested metrics, in the order of the columns."""
     rows = compared.rows
-    heads = [
-        f"{TITLES.get(name, name.replace('_', ' '))} {ARROWS.get(compared.directions.get(name, ''), '')}".strip()
-        for name in metrics
-    ]
+    heads = [f"{_column(name)[0]} {ARROWS.get(compared.directions.get(name, ''), '')}".strip() for name in metrics]
     lines = [
         "| " + " | ".join(["method", "evaluations", "s/sample", "speed-up", "ideal", *heads]) + " |",
         "|" + "---|" + "---:|" * (4 + len(metrics)),
@@ -171,7 +175,7 @@ def table(compared: Comparison, metrics: tuple[str, ...]) -> str:
         for row in members:
             cells = [
                 f"{row.name}{' (reference)' if row.is_reference else ''}",
-                _with_published(_number(row.nfe, None), row.published.get("nfe"), "nfe"),
+                _with_published(_number(row.nfe, None), row.published.get("nfe"), None),
                 _number(row.seconds, 3),
                 _number(row.speedup, 2, "x"),
                 _number(compared.ideal(row), 2, "x"),
@@ -181,15 +185,19 @@ def table(compared: Comparison, metrics: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def _column(name: str) -> tuple[str, int]:
+    return COLUMNS.get(name, (name.replace("_", " "), 4))
+
+
 def _cell(row: Row, name: str, best: float | None) -> str:
     value = row.metrics.get(name)
-    digits = DIGITS.get(name, 4)
+    _, digits = _column(name)
     text = _number(value, digits)
     if value is not None and best is not None and not row.is_reference and text == _number(best, digits):
         text = f"**{text}**"
     if name in row.worst:
         text += f" / {_number(row.worst[name], digits)}"
-    return _with_published(text, row.published.get(name), name)
+    return _with_published(text, row.published.get(name), digits)
 
 
 def _best(rows: list[Row], name: str, direction: str | None) -> float | None:
@@ -200,10 +208,8 @@ def _best(rows: list[Row], name: str, direction: str | None) -> float | None:
     return max(values) if direction == "higher" else min(values)
 
 
-def _with_published(text: str, published: float | None, name: str) -> str:
-    if published is None:
-        return text
-    return f"{text} (paper {_number(published, DIGITS.get(name, 4))})"
+def _with_published(text: str, published: float | None, digits: int | None) -> str:
+    return text if published is None else f"{text} (paper {_number(published, digits)})"
 
 
 def _number(value: float | None, digits: int | None, unit: str = "") -> str:
@@ -264,11 +270,8 @@ def _sheet(run: BenchmarkRun, compared: Comparison) -> bool:
     columns = [
         Column(name, f"{rows[name].nfe:.0f} evaluations", list(map(open_picture, files[name]))) for name in names
     ]
-    left, top, right, bottom = config.sheet.region or (0, 0, 0, 0)
-    details = [
-        (left, top, right, bottom) if right else most_different([column.pictures[row] for column in columns])
-        for row in range(len(indices))
-    ]
+    rows_of_pictures = zip(*(column.pictures for column in columns), strict=True)
+    details = [config.sheet.region or most_different(pictures) for pictures in rows_of_pictures]
     buffer = BytesIO()
     sheet([run.prompts.prompts[i] for i in indices], columns, details).save(buffer, "PNG")
     write_atomically(run.folder / "sheet.png", buffer.getvalue())

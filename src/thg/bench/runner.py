@@ -48,8 +48,8 @@ def make_samples(run: BenchmarkRun, shard: Shard, progress: Say) -> None:
 def missing_batches(run: BenchmarkRun, shard: Shard) -> list[range]:
     """The batches of this process in which some method lacks a sample."""
     mine = shard.of(batches(run.config.count, run.config.batch_size))
-    done = [series.done() for series in run.series().values() if not series.left_out]
-    return [batch for batch in mine if any(not {*batch} <= indices for indices in done)]
+    missing = [series.missing() for series in run.series().values() if not series.left_out]
+    return [batch for batch in mine if any(indices & {*batch} for indices in missing)]
 
 
 class Runner:
@@ -76,9 +76,8 @@ class Runner:
         first = self._sample(methods[0].method, range(1), steps=2)  # warm up
         # other metrics are measured on the files
         pairs = [name for name in self.config.metrics if compares_with_plain_cfg(name, self.config.base)]
-        measurer = Measurer(self.bench, self.shard.device, pairs)
-        measurer.leave_out(sounds=first.sample_rate is not None)
-        missing = {series.key: {*range(self.config.count)} - series.done() for series in methods}
+        measurer = Measurer(self.bench, self.shard.device, first.sample_rate is not None, pairs)
+        missing = {series.key: series.missing() for series in methods}
         self.progress(check_room(self.bench.store, first, sum(len(left) for left in missing.values())))
         work = [(batch, [series for series in methods if missing[series.key] & {*batch}]) for batch in mine]
         clock = Clock(self.progress, sum(len(lacking) for _, lacking in work), "sampled")
@@ -118,7 +117,7 @@ class Runner:
                 series.write_prepared({"left_out": str(error)})
             except PlanError as error:
                 raise PlanError(f"method {method.name!r}: {error}") from None
-        return [series for series in self.bench.series().values() if series.ready]
+        return self.bench.ready()
 
     def _batch(
         self, batch: range, turns: list[Series], lacking: list[Series], measurer: Measurer
@@ -176,8 +175,8 @@ class Runner:
     ) -> None:
         """Measures the samples of a batch and writes them."""
         prompts = tuple(self.prompts[index] for index in batch)
-        if measures := measurer.measures(series):
-            measurer.measure(measures, series, batch, Batch(samples.values, prompts, plain))
+        if metrics := measurer.metrics_of(series):
+            measurer.measure(metrics, series, batch, Batch(samples.values, prompts, plain))
         for row, index in enumerate(batch):
             record = {
                 "index": index,

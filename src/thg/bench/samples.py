@@ -19,7 +19,7 @@ from thg.media import Output, png_bytes, wav_bytes
 from thg.models import SHIPPED, shipped_pipeline
 from thg.models.pretrained import call_arguments, pretrained
 from thg.processes import generators
-from thg.prompts import DataError, hub_prompts, paired_files, read_prompts
+from thg.prompts import DataError, hub_prompts, paired_files, read_prompts, take
 
 RECORD_BYTES = 8192
 """Bytes of a record and of a timing on disk: a block each."""
@@ -43,8 +43,8 @@ def load_prompts(config: BenchConfig) -> PromptList:
     """The prompts that indices refer to; fewer than `count` is an error."""
     source, wanted = config.prompts, prompts_wanted(config)
     if source.file is not None:
-        read_prompts(source.file, source.column, config.count)  # are there enough?
         prompts = read_prompts(source.file, source.column)
+        take(prompts, config.count, str(source.file))  # are there enough?
         return PromptList(prompts, _digest("\0".join(prompts)))
     if source.dataset is not None:
         prompts = hub_prompts(source.dataset, source.column, wanted, source.split)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,7 +63,7 @@ class Series:
 
     def __init__(self, store: Path, config: BenchConfig, method: Method, prompts: str) -> None:
         """prompts: the digest of the list that the indices refer to."""
-        self._store = store
+        self._store, self._count = store, config.count
         self.method = method
         installed = versions()
         used = [*LIBRARIES, *method.implementation.packages]
@@ -89,10 +88,10 @@ class Series:
 
     @property
     def prepared(self) -> dict[str, Any]:
-        return read_json(self.parts.with_name(f"{self.parts.name}.json")) or {}
+        return read_json(self.parts.with_suffix(".json")) or {}
 
     def write_prepared(self, values: dict[str, Any]) -> None:
-        write_json(self.parts.with_name(f"{self.parts.name}.json"), values)
+        write_json(self.parts.with_suffix(".json"), values)
 
     @property
     def left_out(self) -> str:
@@ -123,8 +122,11 @@ class Series:
 
     def done(self) -> set[int]:
         """The indices of the existing samples, by listing the folder once."""
-        names = os.listdir(self.path / "samples") if self.ready and (self.path / "samples").exists() else []
-        return {int(name[:-5]) for name in names if name.endswith(".json") and not name.startswith(".")}
+        return {int(path.stem) for path in (self.path / "samples").glob("[0-9]*.json")} if self.ready else set()
+
+    def missing(self) -> set[int]:
+        """The indices whose samples are still to be made."""
+        return set(range(self._count)) - self.done()
 
     def write(self, index: int, suffix: str, content: bytes, record: Mapping[str, Any]) -> None:
         """Writes a sample and its record."""
@@ -211,10 +213,13 @@ class BenchmarkRun:
         methods = sorted(self.config.methods, key=lambda method: method is not reference)
         return {method.name: Series(self.store, self.config, method, self.prompts.digest) for method in methods}
 
+    def ready(self) -> list[Series]:
+        """Of the methods that are prepared and not skipped, the reference first."""
+        return [series for series in self.series().values() if series.ready]
+
     def missing_samples(self) -> int:
         """How many samples are missing, not counting skipped methods."""
-        everything = set(range(self.config.count))
-        return sum(len(everything - series.done()) for series in self.series().values() if not series.left_out)
+        return sum(len(series.missing()) for series in self.series().values() if not series.left_out)
 
 
 # -- what is in files

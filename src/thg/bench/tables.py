@@ -13,7 +13,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -81,6 +81,13 @@ def nearest(word: str, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     guess = f"; did you mean {close[0]!r}? There are" if close else "; there are"
     return f"{guess}: {', '.join(options)}"
+
+
+def check_keys(given: Iterable[str], known: Collection[str], table: str) -> None:
+    """Raises an error for the first key that a table does not have."""
+    for key in given:
+        if key not in known:
+            raise ConfigError(unknown(key, table, known))
 
 
 def unknown(key: str, table: str, known: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ from thg.plans.plan import Plan
 from thg.plans.planners import Planned, Planner, tapered, uniform
 from thg.plans.run_info import RunInfo, Term
 from thg.processes import Process
-from thg.profiles.planner import output_weight, state_at
+from thg.profiles.planner import output_weights, state_at
 from thg.profiles.profile import MOMENTS, About, Constants, Moments, Profile, exact_sum
 from thg.rows import RowFolder, Rows
 
@@ -129,15 +129,9 @@ class PlainRun(Leaps):
         self.outputs: list[Tensor] = []
         self.state: Any = None
 
-    def evaluates(self, step: int) -> bool:
-        return True
-
     def observe(self, step: int, output: Term) -> Term:
         self.outputs.append(output[0])
         return output
-
-    def forget(self) -> None:
-        """Nothing is predicted."""
 
     def estimated_error(self, sample: Tensor | Sequence[Tensor]) -> Tensor | None:
         self.state = sample
@@ -149,31 +143,29 @@ class DisturbedRun(PlainRun):
 
     def __init__(self, plain: PlainRun, calls: Sequence[int]) -> None:
         super().__init__(plain.run)
-        self._plain, self._calls = plain.outputs, calls
-        parts = [output.chunk(len(calls)) for output in plain.outputs]
-        self._used = [_disturbed(*(part[i] for part in parts[k - 1 : k + 2])) for i, k in enumerate(calls)]
+        self._calls = calls
+        self._known = [output.chunk(len(calls)) for output in plain.outputs]  # by call and sample
+        self._wrong = [_disturbed(*(known[i] for known in self._known[k - 1 : k + 2])) for i, k in enumerate(calls)]
 
     def evaluates(self, step: int) -> bool:
         return step == 0 or step > min(self._calls)  # the calls of the first step are answered by nothing else
 
     def observe(self, step: int, output: Term) -> Term:
-        return (self._mixed(step, output[0]),)
+        return self._mixed(step, output[0].chunk(len(self._calls)))
 
     def predict(self, step: int) -> Term:
-        return (self._mixed(step, self._plain[step]),)
+        return self._mixed(step, self._known[step])
 
-    def _mixed(self, step: int, fresh: Tensor) -> Tensor:
-        """The plain run's output for samples before their call, the other one at it, and the fresh one after it."""
-        rows, known = list(fresh.chunk(len(self._calls))), self._plain[step].chunk(len(self._calls))
-        for i, call in enumerate(self._calls):
-            if step <= call:
-                rows[i] = self._used[i] if step == call else known[i]
-        return torch.cat(rows)
+    def _mixed(self, step: int, fresh: Sequence[Tensor]) -> Term:
+        """The plain run's output for samples before their call, the wrong one at it, and the fresh one after it."""
+        samples = zip(self._calls, self._known[step], self._wrong, fresh, strict=True)
+        rows = [known if step < k else wrong if step == k else new for k, known, wrong, new in samples]
+        return (torch.cat(rows),)
 
     def caused(self) -> Tensor:
         """The squared norm of each sample's disturbance."""
-        known = [self._plain[call].chunk(len(self._calls))[i] for i, call in enumerate(self._calls)]
-        return torch.stack([(a - b).float().square().sum() for a, b in zip(self._used, known, strict=True)])
+        errors = [wrong - self._known[k][i] for i, (k, wrong) in enumerate(zip(self._calls, self._wrong, strict=True))]
+        return torch.stack([error.float().square().sum() for error in errors])
 
 
 def _disturbed(before: Tensor, now: Tensor, after: Tensor) -> Tensor:
@@ -243,6 +235,7 @@ def _outputs(target: Target, samples: Sequence[int], anchors: Sequence[int], tur
     ).to("cpu", torch.float64)
     states = _states(plain, samples)
     survival = np.zeros((len(samples), len(anchors)))  # 0: not measured on this sample
+    weights = output_weights(grid.prediction, grid.noise[:-1], grid.noise[1:])
     for turn in range(turns if anchors else 0):
         chosen = [(i * turns + turn) % len(anchors) for i in samples]
         calls = [last_calls[anchors[which]] for which in chosen]
@@ -250,8 +243,7 @@ def _outputs(target: Target, samples: Sequence[int], anchors: Sequence[int], tur
         moved = (_states(again, samples) - states).norm(dim=1)
         errors = torch.stack([run.caused() for run in again]).sum(0).sqrt()  # type: ignore[attr-defined]
         for row, which in enumerate(chosen):
-            start, end = grid.noise[anchors[which] : anchors[which] + 2]
-            caused = abs(output_weight(grid.prediction, start, end)) * float(errors[row])
+            caused = weights[anchors[which]] * float(errors[row])
             survival[row, which] = float(moved[row]) / caused if caused > 0 else 1.0
     return finite(
         {

@@ -6,7 +6,6 @@ Both kinds have the same methods: `run` some samples, the `grid` of noise levels
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import logging
 import math
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.errors import ProfileError, ScheduleError
+from thg.models.pretrained import accepted, default_of, guidance_name
 from thg.ode.integrate import Interval, sample
 from thg.ode.network import Denoiser
-from thg.ode.outputs import Prediction
+from thg.ode.outputs import Array, Prediction
 from thg.ode.schedule import Schedule
 from thg.ode.schedulers import adds_noise, order_of, prediction_of, read_schedule
 from thg.ode.solvers import Solver, ddim
@@ -36,8 +35,6 @@ from thg.plans.run_info import RunInfo
 from thg.plans.summary import Summary
 from thg.processes import generators
 from thg.profiles.planner import noise_share
-
-Array = NDArray[np.float64]
 
 
 def target_of(
@@ -87,27 +84,27 @@ class Pipeline:
     ) -> None:
         if prompts is None or isinstance(prompts, str) or not len(prompts):
             raise ProfileError("prompts must be a list with at least one prompt, such as ['a red bicycle', ...]")
-        accepted = inspect.signature(type(pipe).__call__).parameters
-        prompt_name = next((name for name in ("prompt", "class_labels") if name in accepted), None)
-        if prompt_name is None or "num_inference_steps" not in accepted:
+        names = accepted(pipe)
+        prompt_name = next((name for name in ("prompt", "class_labels") if name in names), None)
+        if prompt_name is None or "num_inference_steps" not in names:
             raise ProfileError(
                 f"{type(pipe).__name__} takes no prompt, or no num_inference_steps; thg cannot calibrate it as a "
                 "pipeline. A denoiser of your own needs schedule= and x=: thg.calibrate(denoiser, conditions, x=noise, "
                 "schedule=thg.Schedule.vp(50), guidance_scale=4)"
             )
-        steps = accepted["num_inference_steps"].default if steps is None else steps
+        steps = default_of(pipe, "num_inference_steps") if steps is None else steps
         if not isinstance(steps, int) or steps < 2:
             raise ProfileError(f"steps must be a whole number of at least 2, not {steps!r}")
         self.arguments = {**call, "num_inference_steps": steps}
-        scale_name = "true_cfg_scale" if "true_cfg_scale" in accepted else "guidance_scale"
+        scale_name = guidance_name(pipe)
         if guidance_scale is None:
-            guidance_scale = accepted[scale_name].default if scale_name in accepted else 1.0
+            guidance_scale = default_of(pipe, scale_name) if scale_name in names else 1.0
         self.guidance_scale = max(1.0, _checked_scale(guidance_scale, 0.0))
-        if scale_name in accepted:
+        if scale_name in names:
             self.arguments[scale_name] = guidance_scale
-        if "output_type" in accepted:
+        if "output_type" in names:
             self.arguments.setdefault("output_type", "latent")
-        if unknown := sorted(set(self.arguments) - set(accepted)):
+        if unknown := sorted(set(self.arguments) - names):
             raise ProfileError(f"{type(pipe).__name__} takes no argument {unknown[0]!r}")
         self.pipe, self.prompts, self.steps, self.seed = pipe, list(prompts), steps, seed
         self._prompt_name, self._layout = prompt_name, layout

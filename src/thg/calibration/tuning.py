@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from thg.calibration.targets import Pipeline, Target, progress_bar, target_of
 from thg.errors import ProfileError
 from thg.ode.integrate import Interval
+from thg.ode.outputs import Array
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver
 from thg.pipelines.identity import identity, place_of
@@ -44,8 +44,6 @@ CLEARLY = 0.7  # the share of the default's bound from which on another shape is
 SHAPED_ROUNDS = 3  # with that shape, at most; the first is that of the comparison
 CLOSE = 0.7  # an error of this share of the tolerance is close enough
 LEAST, MOST = 0.3, 6.0  # effort
-
-Array = NDArray[np.float64]
 
 
 def tune(

@@ -8,16 +8,15 @@ output has ended.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import gc
-import importlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Any
 
 from thg.cli.parser import COMMANDS, command_line
@@ -83,13 +82,8 @@ def _run(argv: list[str]) -> int:
     if args.command != "plan":  # which loads nothing
         what = f"loading {args.model}" if "model" in args else "starting"
         print(f"thg {args.command}: {what} ...", file=sys.stderr, flush=True)
-    return int(_function(args.command)(args) or 0)
-
-
-def _function(command: str) -> Callable[[argparse.Namespace], int]:
-    module, _, function = COMMANDS[command].function.partition(".")
     try:
-        found: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(f"thg.cli.{module}"), function)
-        return found
+        function = resolve_name(f"thg.cli.{COMMANDS[args.command].function}")
     except ModuleNotFoundError as error:
-        raise missing_module(f"thg {command}", error) from error
+        raise missing_module(f"thg {args.command}", error) from error
+    return int(function(args))

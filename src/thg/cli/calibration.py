@@ -36,7 +36,8 @@ def tune(args: argparse.Namespace) -> int:
     if args.out is not None:
         found.save(args.out)
     print(found)
-    print(f"written to {place_of(pipe)}; thg.enable(pipe) and thg generate use it from now on (THG_TUNED=0: not)")
+    places = " and ".join(str(place) for place in (args.out, place_of(pipe)) if place is not None)
+    print(f"written to {places}; thg.enable(pipe) and thg generate use it from now on (THG_TUNED=0: not)")
     if not found.kept:
         print("the tolerance is not kept: take more --steps, a larger --error, or thg calibrate")
     elif found.nfe >= found.plain_nfe:

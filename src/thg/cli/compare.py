@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def _results(pipe: Any, args: argparse.Namespace, prompts: list[str], seeds: lis
             made.pop(title, None)
             print(f"thg {args.command}: no column {title!r}: {error}", file=sys.stderr)
 
-    with Progress((len(methods) + 1) * len(prompts)) as progress:
+    with closing(Progress((len(methods) + 1) * len(prompts))) as progress:
         for batch in batches(len(prompts), options.batch_size(args)):
             for title in list(methods):
                 take_turn(title, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     how = options.metadata(args, pipe)
     runs: list[SeededRun] = []
     out: Path | None = args.out
-    with Progress(len(prompts)) as progress:
+    with closing(Progress(len(prompts))) as progress:
         for batch in batches(len(prompts), options.batch_size(args)):
             call = options.call_arguments(args, pipe, [prompts[i] for i in batch])
             done = progress.sample("generating", pipe, call, [seeds[i] for i in batch], plan)

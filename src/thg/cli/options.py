@@ -32,7 +32,12 @@ def load(args: argparse.Namespace) -> Any:
         _read_picture(args)
     elif args.strength is not None:
         raise THGError("--strength is how much of a picture may change: write --image FILE with it")
-    return source(args).load(from_picture=args.image is not None)
+    pipe = source(args).load(from_picture=args.image is not None)
+    if args.image is not None and (steps := steps_of(args, pipe)) * strength_of(args) < 1:
+        raise THGError(
+            f"--strength {strength_of(args):g} leaves none of {steps} steps; write more of it, or more --steps"
+        )
+    return pipe
 
 
 def prompts_of(args: argparse.Namespace, count: int | None = None) -> list[str]:

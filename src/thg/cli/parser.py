@@ -21,7 +21,7 @@ Options = Callable[[argparse.ArgumentParser], None]
 
 
 class Command(NamedTuple):
-    """What it does, what adds its options to a parser, and the function that runs it, in a module of this package."""
+    """What it does, what adds its options to a parser, and "module:function" of this package that runs it."""
 
     what: str
     options: Options
@@ -60,7 +60,7 @@ def command_line() -> argparse.ArgumentParser:
 # -- the commands
 
 
-@_command("generate", "generate.run", "make pictures (or sounds) with a pipeline, and report the savings")
+@_command("generate", "generate:run", "make pictures (or sounds) with a pipeline, and report the savings")
 def _generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="*", help="what to make; several prompts make several pictures")
@@ -78,19 +78,19 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     _add_sampling(parser)
 
 
-@_command("compare", "compare.run", "the same seeds without thg and with it, side by side, and the differences")
+@_command("compare", "compare:run", "the same seeds without thg and with it, side by side, and the differences")
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="+", help="what to make; a row of pictures for each prompt and seed")
     _demo(parser)
 
 
-@_command("demo", "compare.demo", "the comparison on several prompts of the shipped model")
+@_command("demo", "compare:demo", "the comparison on several prompts of the shipped model")
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, help="where to write (default: the next free NAME-OF-COMMAND.png)")
     _add_sampling(parser)
 
 
-@_command("plan", "plan.run", "show at which steps the network would run")
+@_command("plan", "plan:run", "show at which steps the network would run")
 def _plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -127,7 +127,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, help="write the profile's curves and the grid as a picture")
 
 
-@_command("tune", "calibration.tune", "find how many evaluations keep a model within a tolerance, and remember it")
+@_command("tune", "calibration:tune", "find how many evaluations keep a model within a tolerance, and remember it")
 def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error", type=tolerance, default=DEFAULT_ERROR, help="the tolerance, such as 0.01 or 1%% (default: 1%%)"
@@ -140,7 +140,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 
 @_command(
-    "calibrate", "calibration.calibrate", "measure where the outputs of a model can be predicted, for better plans"
+    "calibrate", "calibration:calibrate", "measure where the outputs of a model can be predicted, for better plans"
 )
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -160,7 +160,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     _add_measuring(parser, "where finished batches are stored (default: OUT.parts)")
 
 
-@_command("bench", "bench.run", "compare thg with other methods")
+@_command("bench", "bench:run", "compare thg with other methods")
 def _bench(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE", help="what to run, as TOML (default: the shipped model)")
@@ -174,13 +174,13 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     _add_shard(parser)
 
 
-@_command("report", "bench.report", "rebuild the report of a benchmark")
+@_command("report", "bench:report", "rebuild the report of a benchmark")
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of a run, made by thg bench")
     _add_shard(parser)
 
 
-@_command("studio", "studio.run", "compare interactively in the browser")
+@_command("studio", "studio:run", "compare interactively in the browser")
 def _studio(parser: argparse.ArgumentParser) -> None:
     _add_loading(parser)
     add = parser.add_argument
@@ -192,7 +192,7 @@ def _studio(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(scheduler=None)  # chosen on the page
 
 
-@_command("doctor", "doctor.run", "versions, devices, and what is missing or broken")
+@_command("doctor", "doctor:run", "versions, devices, and what is missing or broken")
 def _doctor(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -330,5 +330,9 @@ def lora(text: str) -> tuple[Path, float]:
     name, _, scale = text.rpartition(":")
     try:
         return (Path(name), float(scale)) if name else (Path(text), 1.0)
-    except ValueError:  # a colon of the file's name
-        return Path(text), 1.0
+    except ValueError:
+        if name.endswith(".safetensors"):
+            raise argparse.ArgumentTypeError(
+                f"the scale after the colon must be a number, such as 0.8, not {scale}"
+            ) from None
+        return Path(text), 1.0  # a colon of the file's name

@@ -55,7 +55,8 @@ def _given_plan(what: str) -> Plan | Profile:
     path = shipped.get(what, Path(what))
     if not path.is_file():
         raise ProfileError(
-            f"{what!r} is neither a file, a shipped profile ({', '.join(shipped)}), nor a preset ({', '.join(PRESETS)})"
+            f"{what!r} is neither a file, a shipped profile ({', '.join(shipped)}), nor a preset "
+            f"({', '.join(PRESETS)}); thg plan alone shows the default, for any model"
         )
     return _read(path)
 
@@ -74,6 +75,8 @@ def _read(path: Path) -> Plan | Profile:
 def _details(plan: Plan) -> str:
     """When and how a plan predicts, in words; the paper's words for the paper's kind of plan."""
     steps = ", ".join(map(str, _evaluated(plan)))
+    if len(_evaluated(plan)) == plan.steps:
+        return "everything is evaluated: the plan leaves out no step"
     if plan.skips == "network":
         source = "a line through the last two outputs" if plan.hare_order == 2 else "the last output"
         return f"the network runs at steps {steps}\nelsewhere {source} predicts it, corrector {plan.corrector:g}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -89,12 +88,7 @@ class Progress:
         layout = "{desc}{percentage:3.0f}% |{bar}| {elapsed}, {remaining} left"
         self._bar = tqdm(total=float(pictures), bar_format=layout, disable=None, leave=False)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._bar.close()
 
     def sample(self, what: str, pipe: Any, call: dict[str, Any], seeds: list[int], plan: Choice | bool) -> SeededRun:

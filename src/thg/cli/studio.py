@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
                 webbrowser.open(address)
 
         worker = Worker(WAITING)
-        _serve(create_app(engine, host=name, token=token, worker=worker), listener, ready, worker.close)
+        _serve(create_app(engine, worker, host=name, token=token), listener, ready, worker.close)
     _say("the studio has closed")
     if not worker.stop():
         os._exit(0)  # a large network is in the middle of a call, and nothing is left to be written

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -109,8 +108,3 @@ def emoji_prompts(count: int) -> list[str]:
     names = [*emoji_names().trained, *emoji_names().held_out]
     random.Random(0).shuffle(names)
     return [names[number % len(names)] for number in range(count)]
-
-
-def knows(prompt: str) -> bool:
-    """Does the prompt have a word of the names, or a synonym, that the model has seen?"""
-    return not emoji_names().words.isdisjoint(re.findall("[a-z]+", prompt.lower()))

@@ -3,25 +3,10 @@
 The training captions, the benchmark's prompts and the judge all use it.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 import torch
-
-GARMENTS: Final = (
-    "t-shirt",
-    "trousers",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
-"""One name for each, in the order of Fashion-MNIST's labels."""
 
 SYNONYMS: Final = {
     "t-shirt": ("t-shirt", "tshirt", "t shirt", "tee"),
@@ -37,8 +22,8 @@ SYNONYMS: Final = {
 }
 """All names that the captions used for a garment."""
 
-TONES: Final = ("dark", "medium", "light")
-"""In order of increasing brightness."""
+GARMENTS: Final = tuple(SYNONYMS)
+"""One name for each, in the order of Fashion-MNIST's labels."""
 
 TONE_WORDS: Final = {
     "dark": ("dark", "black"),
@@ -47,18 +32,14 @@ TONE_WORDS: Final = {
 }
 """All words that the captions used for a tone."""
 
+TONES: Final = tuple(TONE_WORDS)
+"""In order of increasing brightness."""
+
 KNOWN_WORDS: Final = f"it draws garments ({', '.join(GARMENTS)}) that are {', '.join(TONES)}"
 """What a prompt may ask for."""
 
 FOREGROUND: Final = 0.1
 """A pixel belongs to the garment when it is brighter than this (black is 0, white is 1)."""
-
-
-def knows(prompt: str) -> bool:
-    """Does the prompt name a garment that the models have seen?"""
-    words = re.findall(r"[a-z]+", prompt.lower())
-    named = f" {' '.join(words)} "
-    return any(f" {name.replace('-', ' ')} " in named for names in SYNONYMS.values() for name in names)
 
 
 def brightness(pictures: torch.Tensor) -> torch.Tensor:
@@ -86,16 +67,14 @@ def benchmark_prompts(per_garment: int = 100) -> Iterator[tuple[str, int, int]]:
 
 def prompts_in_turn(count: int) -> list[str]:
     """At least `count` prompts, the garments in turn, so that a short run includes all of them."""
-    per_garment = -(-count // len(GARMENTS))
-    every = [prompt for prompt, *_ in benchmark_prompts(per_garment)]
-    return [every[garment * per_garment + turn] for turn in range(per_garment) for garment in range(len(GARMENTS))]
+    turns = -(-count // len(GARMENTS))
+    return [prompt_for(garment, TONES[turn % len(TONES)]) for turn in range(turns) for garment in GARMENTS]
 
 
 def mixed_prompts(count: int) -> list[str]:
     """`count` prompts over all garments and tones."""
     every = [prompt for prompt, *_ in benchmark_prompts(len(TONES))]
-    shuffled = [every[(7 * i) % len(every)] for i in range(len(every))]  # 7 does not divide 30: each once
-    return [shuffled[i % len(shuffled)] for i in range(count)]
+    return [every[7 * i % len(every)] for i in range(count)]  # 7 and 30 have no common factor: each has its turn
 
 
 EXAMPLE_PROMPTS: Final = (

@@ -6,7 +6,6 @@ models that they judge (the emoji judge shares its tokenizer with the model).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from thg.distribution import missing
@@ -46,11 +46,9 @@ def _loading(path: Path, of: str = "") -> Iterator[None]:
         raise THGError(f"cannot load the judge{of} from {path}: {error}; reinstall thg") from error
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The tensors of a judge's file, and its description."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        return tensors, json.loads((file.metadata() or {}).get("description", "{}"))
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a judge's file."""
+    return {name: tensor.float() for name, tensor in load_file(path).items()}
 
 
 class _Classifier(nn.Module):
@@ -106,19 +104,18 @@ class Verdict:
 class Judge:
     """The network for the garment, and the brightness thresholds between the tones."""
 
-    def __init__(self, network: JudgeNetwork, tone_borders: Tensor, description: dict[str, float]) -> None:
+    def __init__(self, network: JudgeNetwork, tone_borders: Tensor) -> None:
         self.network = network.eval().requires_grad_(False)
         self.tone_borders = tone_borders
-        self.description = description
 
     @classmethod
     def load(cls, path: Path = JUDGE_PATH) -> Judge:
         """Read the shipped judge, or another file of the same form."""
         with _loading(path):
-            tensors, description = _read(path)
+            tensors = _read(path)
             borders, network = tensors.pop(BORDERS_KEY), JudgeNetwork()
             network.load_state_dict(tensors)
-        return cls(network, borders, description)
+        return cls(network, borders)
 
     @torch.inference_mode()
     def __call__(self, pictures: Tensor, asked: Tensor | None = None) -> Verdict:
@@ -192,7 +189,7 @@ class EmojiJudge:
         except ImportError as error:
             raise missing("the judge of the emoji model", "diffusers") from error
         with _loading(path):
-            tensors, _ = _read(path)
+            tensors = _read(path)
             words = CLIPTokenizer.from_pretrained(tokenizer, local_files_only=True)
             network = EmojiJudgeNetwork(len(tensors["words.weight"]), words.pad_token_id)
             network.load_state_dict(tensors)
@@ -252,31 +249,26 @@ class SoundVerdict:
 
     def right(self, asked: Sequence[Sound]) -> dict[str, Tensor]:
         """Whether each attribute is as asked, and "all" of them; the register of a drum is always right."""
-        answers = {name: torch.tensor([_is(s, name, int(v)) for s, v in zip(asked, values, strict=True)])
-                   for name, values in self.found.items()}  # fmt: skip
+        answers = {}
+        for name, values in self.found.items():
+            pairs = zip((getattr(sound, name) for sound in asked), values.tolist(), strict=True)
+            answers[name] = torch.tensor([wanted in (None, value) for wanted, value in pairs])
         return answers | {"all": torch.stack(list(answers.values())).all(0)}
-
-
-def _is(sound: Sound, attribute: str, value: int) -> bool:
-    asked = getattr(sound, attribute)
-    return asked is None or asked == value
 
 
 class SoundJudge:
     """Recognises the instrument, the register, the loudness and what is played."""
 
-    def __init__(self, network: SoundJudgeNetwork, description: dict[str, float]) -> None:
+    def __init__(self, network: SoundJudgeNetwork) -> None:
         self.network = network.eval().requires_grad_(False)
-        self.description = description
 
     @classmethod
     def load(cls, path: Path = SOUND_JUDGE_PATH) -> SoundJudge:
         """Read the shipped judge, or another file of the same form."""
         with _loading(path, " of sounds"):
-            tensors, description = _read(path)
             network = SoundJudgeNetwork()
-            network.load_state_dict(tensors)
-        return cls(network, description)
+            network.load_state_dict(_read(path))
+        return cls(network)
 
     @torch.inference_mode()
     def __call__(self, waves: Tensor) -> SoundVerdict:

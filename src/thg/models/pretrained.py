@@ -77,7 +77,7 @@ class Source:
         if self.variant is not None and (self.single or shipped):
             raise THGError(f"--variant names weight files of a folder or hub id, and {model} is none: remove it")
         if self.single:
-            return single_file(model, dtype, config=self.config)
+            return SingleFile.of(model, self.config).load(dtype)
         return shipped_pipeline(model, dtype=dtype) if shipped else pretrained(model, dtype, variant=self.variant)
 
     @property
@@ -88,30 +88,29 @@ class Source:
     def python(self, pipe: Any) -> list[str]:
         """The Python code that loads the same pipeline. pipe: the loaded one."""
         device, precision = str(pipe.device), str(pipe.dtype)
+        lines = []
         if self.model in SHIPPED:
             arguments = "" if device == "cpu" else f", device={device!r}"
             arguments += "" if precision == "torch.float32" else f", dtype={precision}"
-            lines = [f"pipe = thg.shipped_pipeline({self.model!r}{arguments})"]
+            lines += [f"pipe = thg.shipped_pipeline({self.model!r}{arguments})"]
         else:
-            lines = []
-            name = type(pipe).__name__ if self.single else "DiffusionPipeline"
-            given = {"config": self.config, "variant": self.variant}
-            options = [f"{option}={value!r}" for option, value in given.items() if value is not None]
-            if not self.single:  # diffusers needs these for components missing from the folder
-                absent = {part for part, value in pipe.components.items() if value is None}
-                options += [f"{part}=None" for part in sorted(absent - set(pipe._optional_components))]
-            else:
+            if self.single:
+                name, loader = type(pipe).__name__, "from_single_file"
                 file = SingleFile.of(self.model, self.config)
+                options = [] if self.config is None else [f"config={self.config!r}"]
                 options += [f"{part}=None" for part in file.absent]
                 options += [f"{part}=rest.{part}" for part in file.lacking]
                 if file.lacking:
-                    present = ", ".join(f"{part}=None" for part in file.present)
+                    rest = [repr(file.config), f"torch_dtype={precision}", *(f"{part}=None" for part in file.present)]
                     lines += ["from diffusers import DiffusionPipeline"]
-                    lines += [
-                        f"rest = DiffusionPipeline.from_pretrained({file.config!r}, torch_dtype={precision}, {present})"
-                    ]
+                    lines += [f"rest = DiffusionPipeline.from_pretrained({', '.join(rest)})"]
+            else:
+                name, loader = "DiffusionPipeline", "from_pretrained"
+                absent = {part for part, value in pipe.components.items() if value is None}
+                options = [] if self.variant is None else [f"variant={self.variant!r}"]
+                # diffusers needs these for components missing from the folder
+                options += [f"{part}=None" for part in sorted(absent - set(pipe._optional_components))]
             how = ", ".join([repr(self.model), f"torch_dtype={precision}", *options])
-            loader = "from_single_file" if self.single else "from_pretrained"
             lines += [f"from diffusers import {name}", f"pipe = {name}.{loader}({how}).to({device!r})"]
         for number, (path, _) in enumerate(self.lora):
             where = f"{str(path.parent)!r}, weight_name={path.name!r}"
@@ -236,11 +235,18 @@ def _one_line(error: Exception, most: int) -> str:
 
 # -- single files, LoRA
 
+UNKNOWN = "stable-diffusion-v1-5/stable-diffusion-v1-5"  # what diffusers takes a file for that it does not know
+
 
 @dataclass(frozen=True)
 class SingleFile:
-    """A file of weights: where its configuration is, the pipeline's class, and the networks that the file lacks."""
+    """All weights of a pipeline in one file, in the layout of the model's authors.
 
+    config: a folder (or hub id) of a diffusers pipeline of the same kind, which has the tokenizers and the sizes of the
+        networks, and the networks that the file lacks. pipeline: the name of its class. index: its parts.
+    """
+
+    source: str
     config: str
     pipeline: str
     index: Mapping[str, Any]
@@ -248,7 +254,10 @@ class SingleFile:
 
     @classmethod
     def of(cls, source: str, config: str | None = None) -> SingleFile:
-        """Reads the names of the weights, and the configuration."""
+        """Reads the names of the weights, and the configuration.
+
+        config: by default that of the model that the file seems to be made from, which the hub's client downloads once.
+        """
         path = Path(source)
         if path.suffix.lower() != ".safetensors":
             raise THGError(
@@ -263,6 +272,11 @@ class SingleFile:
         if any("lora" in name for name in weights):
             raise THGError(f"{source} is a LoRA, which changes a model: write --model MODEL --lora {source}")
         known: str = config or fetch_diffusers_config(weights)["pretrained_model_name_or_path"]
+        if known == UNKNOWN and not any(name.startswith("model.diffusion_model.") for name in weights):
+            raise THGError(
+                f"{source} is not the file of a whole model (it has no model.diffusion_model. among its weights); take "
+                "the whole model's file or folder, or write --config FOLDER, a diffusers model of the same kind"
+            )
         _refuse_pickles(Path(known))
         try:
             index = diffusers.DiffusionPipeline.load_config(known)
@@ -273,7 +287,7 @@ class SingleFile:
                 "here; with a network it is downloaded once, or write --config FOLDER, a diffusers model of the same "
                 "kind"
             ) from error
-        return cls(known, name, index, tuple(_lacking(weights, index)))
+        return cls(source, known, name, index, tuple(_lacking(weights, index)))
 
     @property
     def present(self) -> list[str]:
@@ -284,6 +298,27 @@ class SingleFile:
     def absent(self) -> list[str]:
         """The parts that a pipeline of this configuration does without, such as the third text encoder of SD 3."""
         return [name for name, part in self.index.items() if part == [None, None]]
+
+    def load(self, dtype: torch.dtype) -> Any:
+        """The pipeline; of its configuration only those weights are loaded that are not in the file."""
+        import diffusers
+
+        rest: dict[str, Any] = dict.fromkeys(self.absent)
+        if self.lacking:
+            try:
+                others = _from_pretrained(self.config, dtype, **dict.fromkeys(self.present))
+                rest |= {name: getattr(others, name) for name in self.lacking}
+            except Exception as error:
+                raise THGError(
+                    f"{self.source} has no {' and no '.join(self.lacking)}, and {self.config} has no weights for them "
+                    "that can be read here; write --config FOLDER, a complete diffusers model of the same kind"
+                ) from error
+        try:
+            loader = getattr(diffusers, self.pipeline).from_single_file
+            return loader(self.source, config=self.config, torch_dtype=dtype, **rest)
+        except Exception as error:
+            reason = f"with the configuration of {self.config} ({_one_line(error, 300)})"
+            raise THGError(f"{self.source} cannot be loaded as {self.pipeline} {reason}") from error
 
 
 def _lacking(weights: Iterable[str], index: Mapping[str, Any]) -> Iterator[str]:
@@ -300,34 +335,6 @@ def _lacking(weights: Iterable[str], index: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not any(weight.startswith(prefixes) for weight in weights):
             yield name
-
-
-def single_file(source: str, dtype: torch.dtype, *, config: str | None = None) -> Any:
-    """The pipeline whose weights are in one file, in the layout of the model's authors.
-
-    config: a folder (or hub id) of a diffusers pipeline of the same kind, which has the tokenizers and the sizes of the
-        networks, and the networks that the file lacks. By default that of the model that the file seems to be made
-        from, which the hub's client downloads once, without the weights that are in the file.
-    """
-    file = SingleFile.of(source, config)
-    rest: dict[str, Any] = dict.fromkeys(file.absent)
-    if file.lacking:
-        try:
-            others = _from_pretrained(file.config, dtype, **dict.fromkeys(file.present))
-            rest |= {name: getattr(others, name) for name in file.lacking}
-        except Exception as error:
-            raise THGError(
-                f"{source} has no {' and no '.join(file.lacking)}, and {file.config} has no weights for them that can "
-                "be read here; write --config FOLDER, a complete diffusers model of the same kind"
-            ) from error
-    import diffusers
-
-    try:
-        loader = getattr(diffusers, file.pipeline).from_single_file
-        return loader(source, config=file.config, torch_dtype=dtype, **rest)
-    except Exception as error:
-        reason = f"with the configuration of {file.config} ({_one_line(error, 300)})"
-        raise THGError(f"{source} cannot be loaded as {file.pipeline} {reason}") from error
 
 
 def _shapes(path: Path) -> dict[str, torch.Tensor]:

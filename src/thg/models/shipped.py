@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,22 +19,29 @@ ShippedName = Literal["eps", "flow", "emoji", "audio"]
 class ShippedModel:
     """One model. steps, guidance_scale: recommended, and those at which it was measured; 0 is the pipeline's default.
 
-    makes: a clause for people, "it draws ..."; knows: whether a prompt has a word that it was trained on.
+    makes: a clause for people, "it draws ..."; names: the words for things that it was trained on.
     prompts, calibration: that many prompts for a benchmark, for a calibration. call: further arguments of each call.
     """
 
     steps: int = 0
     guidance_scale: float = 0.0
     makes: str = ""
-    knows: Callable[[str], bool] = lambda prompt: True
+    names: Callable[[], Iterable[str]] = lambda: ()
     examples: tuple[str, ...] = ()
     prompts: Callable[[int], list[str]] = lambda count: []
     calibration: Callable[[int], list[str]] = lambda count: []
     call: Mapping[str, Any] = field(default_factory=dict)
 
+    def knows(self, prompt: str) -> bool:
+        """Does the prompt name a thing that the model was trained on?"""
+        words = f" {' '.join(re.findall('[a-z]+', prompt.lower()))} "
+        return any(f" {name.replace('-', ' ')} " in words for name in self.names())
+
     def objection(self, prompt: str) -> str:
-        """A sentence about a prompt that the model cannot follow; empty if it can."""
-        return "" if self.knows(prompt) else f"{prompt!r} has no word that this model knows; {self.makes}"
+        """A sentence about a prompt that a shipped model cannot follow; empty if it can."""
+        if not self.makes or self.knows(prompt):
+            return ""
+        return f"{prompt!r} has no word that this model knows; {self.makes}"
 
 
 def _garments(steps: int, guidance_scale: float, **call: Any) -> ShippedModel:
@@ -40,7 +49,7 @@ def _garments(steps: int, guidance_scale: float, **call: Any) -> ShippedModel:
         steps=steps,
         guidance_scale=guidance_scale,
         makes=garments.KNOWN_WORDS,
-        knows=garments.knows,
+        names=lambda: chain(*garments.SYNONYMS.values()),
         examples=garments.EXAMPLE_PROMPTS,
         prompts=garments.prompts_in_turn,
         calibration=garments.mixed_prompts,
@@ -55,7 +64,7 @@ SHIPPED: Final[dict[ShippedName, ShippedModel]] = {
         steps=30,
         guidance_scale=5.0,
         makes=emoji_prompts.KNOWN_WORDS,
-        knows=emoji_prompts.knows,
+        names=lambda: emoji_prompts.emoji_names().words,
         examples=emoji_prompts.EXAMPLE_EMOJI,
         prompts=emoji_prompts.emoji_prompts,
         calibration=emoji_prompts.emoji_prompts,
@@ -64,7 +73,7 @@ SHIPPED: Final[dict[ShippedName, ShippedModel]] = {
         steps=50,
         guidance_scale=3.5,
         makes=sounds.KNOWN_WORDS,
-        knows=sounds.knows,
+        names=lambda: chain(*(sounds.WORDS.get(source, (source,)) for source in sounds.SOURCES)),
         examples=sounds.EXAMPLE_SOUNDS,
         prompts=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],
         calibration=lambda count: [prompt for prompt, _ in sounds.sound_prompts(count)],

@@ -3,10 +3,10 @@
 A sound is an instrument in a register with a note, a chord or a melody, or a drum pattern; each is soft or loud.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Final
 
 import torch
@@ -88,29 +88,13 @@ class Sound:
     kind: int
 
 
-def knows(prompt: str) -> bool:
-    """Does the prompt name an instrument or a drum that the model has heard?"""
-    named = f" {' '.join(re.findall('[a-z]+', prompt.lower()))} "
-    names = (name for source in SOURCES for name in WORDS.get(source, (source,)))
-    return any(f" {name.replace('-', ' ')} " in named for name in names)
-
-
 def all_sounds() -> list[Sound]:
     """Every combination: 264 of instruments and 16 of drums."""
     loudnesses, kinds = range(len(LOUDNESSES)), range(len(KINDS))
-    melodic = [
-        Sound(source, register, loudness, kind)
-        for source in range(len(INSTRUMENTS))
-        for register in range(len(REGISTERS))
-        for loudness in loudnesses
-        for kind in kinds
-    ]
-    patterns = [
-        Sound(source, None, loudness, kind)
-        for source in range(len(INSTRUMENTS), len(SOURCES))
-        for loudness in loudnesses
-        for kind in (KINDS.index("slow"), KINDS.index("fast"))
-    ]
+    instruments, drums = range(len(INSTRUMENTS)), range(len(INSTRUMENTS), len(SOURCES))
+    moving = KINDS.index("slow"), KINDS.index("fast")
+    melodic = [Sound(*each) for each in product(instruments, range(len(REGISTERS)), loudnesses, kinds)]
+    patterns = [Sound(drum, None, loudness, kind) for drum, loudness, kind in product(drums, loudnesses, moving)]
     return melodic + patterns
 
 

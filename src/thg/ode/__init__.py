@@ -58,20 +58,10 @@ __getattr__ = lazy_names(
         "thg.ode.outputs": ("Node", "express"),
         "thg.ode.richardson": ("ErrorConstants", "error_constants", "error_constants_first_order"),
         "thg.ode.schedule": ("Schedule",),
+        "thg.ode.schedulers": (),
         "thg.ode.solvers": (
             *("DPMSolver2", "LinearMultistep", "Solver", "ddim", "dpm_multistep", "dpm_singlestep"),
             *("euler", "lms", "plms"),
-        ),
-        "": (
-            "guided_denoiser",
-            "integrate",
-            "mixture",
-            "network",
-            "outputs",
-            "richardson",
-            "schedule",
-            "schedulers",
-            "solvers",
         ),
     },
 )

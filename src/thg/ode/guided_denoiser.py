@@ -7,9 +7,11 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from thg.plans.k_diffusion import SAME, Answer, Calls, trace
 from thg.plans.leaps import Leaps
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, guide_maker
+from thg.plans.run_info import RunInfo
 from thg.plans.summary import Summary, lost_in
 
 
@@ -43,6 +46,8 @@ class GuidedDenoiser:
     Advanced arguments:
         batched: the denoiser takes both branches in one call, unconditional rows first, as in k-diffusion.
         flow: sigma is the time of a flow model, x = (1 - sigma) x0 + sigma eps, and not x = x0 + sigma eps.
+        predicts: what the network inside the denoiser predicts, "noise", or "data": x0, v, or a mixture of x0 and the
+            noise as with EDM's preconditioning. It decides what leaps with the whole network.
 
     A run begins with the first call, or with the first call after the previous run has ended; an interrupted run is
     discarded when the first noise level comes again. sigma is read on the host at each call, as such samplers do.
@@ -57,14 +62,19 @@ class GuidedDenoiser:
         sampler: Callable[..., Tensor] | None = None,
         batched: bool = False,
         flow: bool = False,
+        predicts: Literal["noise", "data"] = "noise",
     ) -> None:
         for name, given, shown in (("denoiser", denoiser, "x, sigma, cond="), ("sampler", sampler, "model, x, sigmas")):
             if not callable(given) and not (name == "sampler" and given is None):
                 raise PlanError(f"{name} must be a function, called as {name}({shown}), not {given!r}")
+        if predicts not in ("noise", "data"):
+            raise PlanError(f"predicts must be 'noise' or 'data' (also for v and EDM's networks), not {predicts!r}")
         self._denoiser, self._batched, self._flow = denoiser, batched, flow
         self._maker = guide_maker(plan)
         self._grid = _levels(sigmas)
-        self._calls = _expected(self._grid) if sampler is None else _traced(sampler, self._grid)
+        self._calls = _calls(sampler, self._grid, _noise)
+        self._content = _noise if predicts == "noise" or flow else _velocity
+        self._leaping = self._calls if self._content is _noise else _calls(sampler, self._grid, _velocity)
         self._run: _Run | None = None
         self._last: _Run | None = None
 
@@ -129,10 +139,15 @@ class GuidedDenoiser:
     def _begin(self, cond_scale: Any) -> _Run:
         scale = float(cond_scale.max() if isinstance(cond_scale, Tensor) else cond_scale)
         log_snr = [_log_snr(sigma, self._flow) for sigma in self._calls.sigmas]
-        run = self._calls.run(self._grid, scale, log_snr)
         maker = self._maker
         if isinstance(maker, Planned) and maker.skips == "network":
-            return _Run(self._calls, lambda: DenoisedLeaps(maker.leaps(run), self._calls.units))
+            factors = [self._content(sigma)[0] for sigma in self._calls.sigmas]
+            velocity = tuple((a, -unit) for a, unit in zip(factors, self._leaping.units, strict=True))
+            leaping = replace(self._leaping.run(self._grid, scale, log_snr), velocity=velocity)
+            if leaping.response is not None:  # a network that predicts a velocity sees states of unit variance
+                leaping = replace(leaping, response=replace(leaping.response, scales=np.sqrt(factors)))
+            return _Run(self._calls, lambda: DenoisedLeaps(maker.leaps(leaping), leaping))
+        run = self._calls.run(self._grid, scale, log_snr)
         return _Run(self._calls, lambda: DenoisedGuide(maker.guide(run), self._calls.units))
 
     def _pair(self, x: Tensor, sigma: Any, cond: Any, uncond: Any, more: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -181,9 +196,9 @@ def _combined(conditional: Tensor, unconditional: Tensor, cond_scale: Any) -> Te
 class DenoisedLeaps:
     """The denoised latents at each call of a run in which the whole network leaps."""
 
-    def __init__(self, leaps: Leaps, units: Sequence[float]) -> None:
+    def __init__(self, leaps: Leaps, run: RunInfo) -> None:
         self.leaps = leaps
-        self._units = units
+        self._run = run
 
     @property
     def plan(self) -> Plan:
@@ -195,13 +210,13 @@ class DenoisedLeaps:
 
     def observe(self, call: int, x: Tensor, denoised: Tensor) -> Tensor:
         """The denoised latents to use after the denoiser has run at the state x."""
-        output = ((denoised - x) / self._units[call],)
+        output = (self._run.leaping(call, denoised, x),)
         used = self.leaps.observe(call, output)
-        return denoised if used is output else (x + self._units[call] * used[0]).to(denoised.dtype)
+        return denoised if used is output else self._run.landed(call, used[0], x).to(denoised.dtype)
 
     def predict(self, call: int, x: Tensor) -> Tensor:
         """The denoised latents to use at the state x if the denoiser does not run."""
-        return (x + self._units[call] * self.leaps.predict(call)[0]).to(x.dtype)
+        return self._run.landed(call, self.leaps.predict(call)[0], x).to(x.dtype)
 
     def estimated_error(self, final: Tensor) -> Tensor | None:
         """How far the final latents are from those of the plain run, per row."""
@@ -356,13 +371,28 @@ def _levels(sigmas: Any) -> list[float]:
     return levels
 
 
-def _expected(grid: Sequence[float]) -> Calls:
-    """One call at each noise level but the last."""
+Content = Callable[[float], tuple[float, float]]
+"""a and s at a noise level: denoised latents are a x - s output."""
+
+
+def _noise(sigma: float) -> tuple[float, float]:
+    return 1.0, sigma
+
+
+def _velocity(sigma: float) -> tuple[float, float]:
+    size = math.hypot(1.0, sigma)
+    return 1 / size**2, sigma / size
+
+
+def _calls(sampler: Callable[..., Tensor] | None, grid: Sequence[float], content: Content) -> Calls:
+    """The calls of a sampler; without one, one call at each noise level but the last."""
+    if sampler is not None:
+        return _traced(sampler, grid, content)
     levels = tuple(grid[:-1])
-    return Calls(levels, tuple(-sigma for sigma in levels), no_response="the sampler is unknown")
+    return Calls(levels, tuple(-content(sigma)[1] for sigma in levels), no_response="the sampler is unknown")
 
 
-def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
+def _traced(sampler: Callable[..., Tensor], grid: Sequence[float], content: Content) -> Calls:
     """The calls of a sampler, found by executing it on numbers. The state of the random generator is restored."""
     named = inspect.signature(sampler).parameters
     quiet = {"disable": True} if "disable" in named else {}
@@ -371,7 +401,8 @@ def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
     def on_numbers(start: Tensor, answer: Answer) -> Tensor:
         def model(x: Tensor, sigma: Any, **_: Any) -> Tensor:
             level = torch.as_tensor(sigma, dtype=x.dtype).reshape(-1)[0]
-            return x - level * answer(x, level)
+            a, s = content(float(level))
+            return a * x - s * answer(x, level)
 
         try:
             final = sampler(model, start, sigmas, **quiet)
@@ -387,4 +418,4 @@ def _traced(sampler: Callable[..., Tensor], grid: Sequence[float]) -> Calls:
         return final
 
     with torch.random.fork_rng(devices=[]):
-        return trace(on_numbers, lambda sigma: -sigma)
+        return trace(on_numbers, lambda sigma: -content(sigma)[1])

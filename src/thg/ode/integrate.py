@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from thg.errors import PlanError
-from thg.ode.network import Conditions, Denoiser, Network
-from thg.ode.outputs import Node, express
+from thg.ode.network import Denoiser, Network
+from thg.ode.outputs import Node, Prediction, convert, express
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
 from thg.plans.guide import Guide, HareGuide, Visitor
@@ -42,40 +42,31 @@ class Scale:
 
     @classmethod
     def of(cls, guidance_scale: float | Sequence[float] | Tensor, x: Tensor) -> Scale:
-        given: Any = guidance_scale.tolist() if isinstance(guidance_scale, Tensor | np.ndarray) else guidance_scale
-        each = isinstance(given, list | tuple)
-        scales = [_number(w) for w in (given if each else [given])]
-        if not scales or not all(0 <= w < math.inf for w in scales):
+        try:
+            given = guidance_scale.tolist() if isinstance(guidance_scale, Tensor) else guidance_scale
+            scales = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):
+            scales = np.empty(0)
+        if scales.ndim > 1 or not scales.size or not ((scales >= 0) & (scales < math.inf)).all():
             raise PlanError(f"guidance_scale must be a finite number of at least 0, not {guidance_scale}")
-        if not each:
-            return cls(scales[0] - 1, scales[0])
+        if not scales.ndim:
+            return cls(float(scales) - 1, float(scales))
         if len(scales) != len(x):
             raise PlanError(f"guidance_scale has {len(scales)} values for {len(x)} samples; write one, or one for each")
         dtype = torch.promote_types(x.dtype, torch.float32)
-        column = torch.tensor(scales, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
-        return cls(column - 1, max(scales, key=lambda w: abs(w - 1)))
+        column = torch.tensor(scales.tolist(), dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return cls(column - 1, max(scales.tolist(), key=lambda w: abs(w - 1)))
 
     @property
     def guides(self) -> bool:
         """Does the unconditional branch have an effect?"""
         return self.largest != 1
 
-    def times(self, term: Tensor) -> Tensor:
-        """(w - 1) d."""
-        return self.value * term
-
     def added(self, output: Tensor, term: Tensor) -> Tensor:
         """e_c + (w - 1) d, in one new tensor."""
         if isinstance(self.value, Tensor):
             return torch.addcmul(output, self.value, term)
         return output.add(term, alpha=self.value)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +112,9 @@ class Guidance:
         start, end = (0, schedule.steps) if interval is None else steps_between(schedule, interval)
         if isinstance(maker, Planned) and maker.skips == "network":
             whole = replace(whole, branches=2 if scale.guides else 1)
+            if (leaping := _leaping(schedule)) != schedule.normal:
+                response = _known_response(solver, schedule, leaping)
+                whole = replace(whole, response=response, noise_response=whole.response)
             return cls(maker.leaps(whole), None, start, end, scale, schedule)
         return cls(None, maker.guide(whole.part(start, end)), start, end, scale, schedule)
 
@@ -168,13 +162,16 @@ class Guidance:
         """The output at a step of a run in which the whole network leaps."""
         if index in (self.start, self.end):  # guidance begins or ends, and changes the output
             leaps.forget()
+        normal, leaping = self.schedule.normal, _leaping(self.schedule)
         if not leaps.evaluates(index):
-            return leaps.predict(index)[0]
+            return convert(node, leaping, normal, x, leaps.predict(index)[0])
         if self.scale.guides and self.start <= index < self.end:
             output = self.scale.added(*network.terms(x, node))
         else:
             output = network(x, node, True)
-        return leaps.observe(index, (output,))[0]
+        evaluated = (convert(node, normal, leaping, x, output),)
+        used = leaps.observe(index, evaluated)
+        return output if used is evaluated else convert(node, leaping, normal, x, used[0])
 
     def _visit(self, guide: Visitor, step: int, network: Network, x: Tensor, node: Node) -> None:
         """Passes the state to the guide in the scale of profiles, with the position on the grid as its time."""
@@ -198,7 +195,7 @@ def run_of(schedule: Schedule, solver: Solver, guidance_scale: float) -> RunInfo
         guidance_scale=guidance_scale,
         log_snr=tuple(schedule.log_snr[:-1].tolist()),
         times=tuple(schedule.times[:-1].tolist()),
-        response=_known_response(solver, schedule),
+        response=_known_response(solver, schedule, schedule.normal),
         order=solver.order,
     )
 
@@ -231,27 +228,38 @@ def steps_between(schedule: Schedule, interval: Interval) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1]) + 1
 
 
-_RESPONSES: weakref.WeakKeyDictionary[Schedule, list[tuple[Solver, Response]]] = weakref.WeakKeyDictionary()
+def _leaping(schedule: Schedule) -> Prediction:
+    """The kind of output that leaps with the whole network: a velocity, unless the network predicts the noise."""
+    if schedule.prediction == "epsilon" or schedule.normal == "flow":
+        return schedule.normal
+    return "v_prediction"
 
 
-def _known_response(solver: Solver, schedule: Schedule) -> Response:
-    """`solver_response`, computed once per schedule and solver."""
-    cached = _RESPONSES.setdefault(schedule, [])
-    for cached_solver, response in cached:
-        if cached_solver == solver:
-            return response
-    cached.append((solver, solver_response(solver, schedule)))
-    return cached[-1][1]
+_Known = dict[Prediction, tuple[Solver, Response]]
+_RESPONSES: weakref.WeakKeyDictionary[Schedule, _Known] = weakref.WeakKeyDictionary()
 
 
-def solver_response(solver: Solver, schedule: Schedule) -> Response:
-    """How the states of a run respond to the network's outputs: one pass with unit vectors in place of outputs."""
+def _known_response(solver: Solver, schedule: Schedule, kind: Prediction) -> Response:
+    """`solver_response`; kept for the last solver of each schedule."""
+    kept = _RESPONSES.setdefault(schedule, {})
+    if kind not in kept or kept[kind][0] != solver:
+        kept[kind] = solver, solver_response(solver, schedule, kind)
+    return kept[kind][1]
+
+
+def solver_response(solver: Solver, schedule: Schedule, kind: Prediction | None = None) -> Response:
+    """How the states of a run respond to outputs of a kind: one pass with unit vectors in place of outputs.
+
+    kind: `schedule.normal` unless given. A network of the kind v sees states of unit variance.
+    """
+    scales = 1 / np.hypot(schedule.alpha[:-1], schedule.sigma[:-1]) if kind == "v_prediction" else None
     track = Track(torch.zeros(schedule.steps, dtype=torch.float64))
     rows = []
-    for i, output in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+    for i, unit in enumerate(torch.eye(schedule.steps, dtype=torch.float64)):
+        output = convert(schedule.nodes[i], kind or schedule.normal, schedule.normal, track.x, unit)
         track = step(track, solver, schedule.nodes[i], output, schedule.landings[i], schedule.normal)
         rows.append(track.x)
-    return Response(torch.stack(rows).numpy())
+    return Response(torch.stack(rows).numpy(), scales)
 
 
 Form = Literal["predictor", "two-state"]
@@ -341,92 +349,71 @@ def sample(
         raise PlanError(f"form must be 'predictor' or 'two-state', not {form!r}")
     solver = ddim() if solver is None else solver
     guidance = Guidance.of(plan, schedule, solver, guidance_scale, guidance_interval, x)
+    steps_of = _predictor if form == "predictor" else _two_state
+    evaluations: list[int] = []
+    states = [x]
+    started = time.perf_counter()
     with nullcontext() if gradients else torch.no_grad():
-        conditions = Conditions.of(condition, unconditional, batched, x)
-        network = Network(denoiser, schedule, x, conditions, check=check)
-        run = _Steps(network, schedule, callback, progress or iter, [] if trajectory else None)
+        network = Network(denoiser, schedule, x, condition, unconditional, batched=batched, check=check)
         start = network.state(x)
-        end = (_predictor if form == "predictor" else _two_state)(run, start, guidance, solver)
+        for i, before, output, end in steps_of(progress or iter, network, start, guidance, solver):
+            evaluations.append(network.evaluations - sum(evaluations))
+            if trajectory:
+                states.append(end.to(x.dtype))
+            if callback is not None:
+                p, q = express(schedule.nodes[i], schedule.normal, (1.0, 0.0))
+                callback(Step(i, schedule.nodes[i], end, p * before + q * output))
+            del before, output
         network.watch(end, schedule.nodes[-1], "latents")
         error = guidance.estimated_error(end) if form == "predictor" else None
     network.require_finite()
-    states = (x, *(state.to(x.dtype) for state in run.states)) if run.states is not None else ()
-    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, run.summary(guidance, error), states)
+    leaps = guidance.leaps
+    summary = Summary(
+        pipeline="thg.sample",
+        steps=schedule.steps,
+        nfe=network.evaluations,
+        cfg_nfe=guidance.plain_evaluations,
+        evaluations=tuple(evaluations),
+        seconds=time.perf_counter() - started,
+        plan=guidance.plan,
+        note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
+        estimated_error=None if error is None else tuple(error.tolist()),
+        lost=() if leaps is None or error is None else lost_in(leaps.lost()),
+        tuned=leaps is not None and bool(leaps.tuned),
+    )
+    return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, summary, tuple(states) if trajectory else ())
 
 
-class _Steps:
-    """The loop over the steps of one run, with its callback, progress bar and statistics."""
-
-    def __init__(
-        self,
-        network: Network,
-        schedule: Schedule,
-        callback: Callable[[Step], object] | None,
-        progress: Callable[[Iterable[int]], Iterable[int]],
-        states: list[Tensor] | None,
-    ) -> None:
-        self.network, self.schedule, self.states = network, schedule, states
-        self._callback, self._progress = callback, progress
-        self._evaluations: list[int] = []
-        self._started = time.perf_counter()
-
-    def __iter__(self) -> Any:
-        return iter(self._progress(range(self.schedule.steps)))
-
-    def taken(self, index: int, before: Tensor, output: Tensor, after: Tensor) -> None:
-        """Records a step: the states before and after it, and its guided output."""
-        self._evaluations.append(self.network.evaluations - sum(self._evaluations))
-        if self.states is not None:
-            self.states.append(after)
-        if self._callback is not None:
-            node = self.schedule.nodes[index]
-            p, q = express(node, self.schedule.normal, (1.0, 0.0))
-            self._callback(Step(index, node, after, p * before + q * output))
-
-    def summary(self, guidance: Guidance, error: Tensor | None) -> Summary:
-        leaps = guidance.leaps
-        return Summary(
-            pipeline="thg.sample",
-            steps=self.schedule.steps,
-            nfe=self.network.evaluations,
-            cfg_nfe=guidance.plain_evaluations,
-            evaluations=tuple(self._evaluations),
-            seconds=time.perf_counter() - self._started,
-            plan=guidance.plan,
-            note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
-            estimated_error=None if error is None else tuple(error.tolist()),
-            lost=() if leaps is None or error is None else lost_in(leaps.lost()),
-            tuned=leaps is not None and bool(leaps.tuned),
-        )
+Progress = Callable[[Iterable[int]], Iterable[int]]
+Taken = tuple[int, Tensor, Tensor, Tensor]
+"""A step: its number, the state before it, the guided output there, and the state after it."""
 
 
-def _predictor(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
+def _predictor(progress: Progress, network: Network, x: Tensor, guidance: Guidance, solver: Solver) -> Iterator[Taken]:
     """One state; what is not evaluated is predicted."""
-    schedule = run.schedule
+    schedule = guidance.schedule
     track = Track(x)
-    for i in run:
+    for i in progress(range(schedule.steps)):
         node, before = schedule.nodes[i], track.x
-        output = guidance.output(i, run.network, before, node)
+        output = guidance.output(i, network, before, node)
         track = step(track, solver, node, output, schedule.landings[i], schedule.normal)
-        run.taken(i, before, output, track.x)
+        yield i, before, output, track.x
         del before, output
-    return track.x
 
 
-def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Tensor:
+def _two_state(progress: Progress, network: Network, x: Tensor, guidance: Guidance, solver: Solver) -> Iterator[Taken]:
     """Algorithm 1. The hare states between coarse steps are filled one at a time, when they are needed."""
-    plan, scale, network, schedule = _printed(guidance), guidance.scale, run.network, run.schedule
+    plan, schedule = _printed(guidance), guidance.schedule
     normal = schedule.normal
     tortoise = Track(x)  # x^T_T <- x_T
     hare_track = Track(torch.zeros_like(x))  # x^H_T <- 0
-    hare_x = hare_track.x
-    term = hare_x
-    for i in run:
+    hare_x = term = hare_track.x
+    whole = x
+    for i in progress(range(schedule.steps)):
         node, landing = schedule.nodes[i], schedule.landings[i]
-        whole = tortoise.x + hare_x
         if plan.evaluates(i):  # t_i in C
             e_c, d = network.terms(whole, node)
-            term = scale.times(plan.boost_at(i) * d)  # section 3.4: d <- b d
+            term = guidance.scale.value * (plan.boost_at(i) * d)  # section 3.4: d <- b d
             hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
         else:
             e_c = network(whole, node, True)
@@ -435,8 +422,9 @@ def _two_state(run: _Steps, x: Tensor, guidance: Guidance, solver: Solver) -> Te
                 hare_track = observe(replace(hare_track, x=hare_x), solver, node, term, normal)
         tortoise = step(tortoise, solver, node, e_c, landing, normal)
         hare_x = advance(hare_track, solver, landing, normal)  # x^H at t_(i+1), from the last coarse step
-        run.taken(i, whole, e_c + term, tortoise.x + hare_x)
-    return tortoise.x + hare_x
+        before, whole = whole, tortoise.x + hare_x
+        yield i, before, e_c + term, whole
+        del before
 
 
 def _printed(guidance: Guidance) -> Plan:

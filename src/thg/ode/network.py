@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -107,26 +106,14 @@ class Denoiser(Protocol):
 # -- the two branches
 
 
-@dataclass(frozen=True, eq=False)
-class Conditions:
-    """The denoiser's condition in the conditional branch, in the unconditional one, and in one call for both."""
-
-    conditional: Any = True
-    unconditional: Any = False
-    both: Any = None
-
-    @classmethod
-    def of(cls, condition: Any, unconditional: Any, batched: bool, x: Tensor) -> Conditions:
-        """batched: the denoiser takes both branches in one call, conditional rows first."""
-        if batched and condition is True and unconditional is False:  # then a flag for each row
-            condition = torch.ones(len(x), dtype=torch.bool, device=x.device)
-            unconditional = ~condition
-        if isinstance(condition, Tensor) and condition.ndim:
-            if isinstance(unconditional, int | float) and not isinstance(unconditional, bool):  # the number of no class
-                unconditional = torch.full_like(condition, unconditional)
-            elif isinstance(unconditional, Tensor) and unconditional.ndim and len(unconditional) == 1:
-                unconditional = unconditional.expand(len(condition), *unconditional.shape[1:])
-        return cls(condition, unconditional, joined(condition, unconditional, len(x)) if batched else None)
+def _expanded(condition: Any, unconditional: Any) -> Any:
+    """The unconditional condition, with a row for each one of the other if that is a tensor."""
+    if isinstance(condition, Tensor) and condition.ndim:
+        if isinstance(unconditional, int | float) and not isinstance(unconditional, bool):  # the number of no class
+            return torch.full_like(condition, unconditional)
+        if isinstance(unconditional, Tensor) and unconditional.ndim and len(unconditional) == 1:
+            return unconditional.expand(len(condition), *unconditional.shape[1:])
+    return unconditional
 
 
 def joined(first: Any, second: Any, rows: int) -> Any:
@@ -157,18 +144,24 @@ class Network:
         denoiser: Denoiser,
         schedule: Schedule,
         x: Tensor,
-        conditions: Conditions | None = None,
+        condition: Any,
+        unconditional: Any,
         *,
+        batched: bool,
         check: bool = False,
     ) -> None:
-        """check: check the first output against the schedule's conventions."""
+        """batched: the denoiser takes both branches in one call. check: compare its first output with the schedule."""
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1 or not x.numel():
             given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise PlanError(f"x must be a floating-point tensor of latents, batch first, not {given}")
         self.evaluations = 0
         self._denoiser = denoiser
         self._schedule = schedule
-        self._conditions = conditions or Conditions()
+        if batched and condition is True and unconditional is False:  # then a flag for each row
+            condition = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            unconditional = ~condition
+        self._condition, self._unconditional = condition, _expanded(condition, unconditional)
+        self._both = joined(condition, self._unconditional, len(x)) if batched else None
         self._check = check
         self._dtype = x.dtype
         self._ranges: list[tuple[str, Node, Sequence[Tensor]]] = []  # what, where, its smallest and its largest value
@@ -182,17 +175,17 @@ class Network:
     def __call__(self, x: Tensor, node: Node, conditional: bool) -> Tensor:
         """The normalised output of one branch at a node."""
         branch = "conditional" if conditional else "unconditional"
-        condition = self._conditions.conditional if conditional else self._conditions.unconditional
+        condition = self._condition if conditional else self._unconditional
         output = self._run(x, node, condition, f"{branch} network output")
         self.evaluations += 1
         return self._schedule.normalise(x, output, node)
 
     def terms(self, x: Tensor, node: Node) -> tuple[Tensor, Tensor]:
         """e_c and d = e_c - e_u: in one call if the denoiser takes both branches, else in two."""
-        if self._conditions.both is None:
+        if self._both is None:
             e_c, e_u = self(x, node, True), self(x, node, False)
         else:
-            outputs = self._run(torch.cat([x, x]), node, self._conditions.both, "network output of both branches")
+            outputs = self._run(torch.cat([x, x]), node, self._both, "network output of both branches")
             self.evaluations += 2
             e_c, e_u = (self._schedule.normalise(x, output, node) for output in outputs.chunk(2))
         return e_c, e_c - e_u

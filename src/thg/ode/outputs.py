@@ -7,12 +7,15 @@ two linear equations in two unknowns.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from thg.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Prediction = Literal["epsilon", "v_prediction", "sample", "flow"]
 
@@ -63,6 +66,14 @@ def express(node: Node, kind: Prediction, wanted: tuple[float, float]) -> tuple[
     p = (wanted[0] * on_eps - wanted[1] * on_x0) / determinant
     q = (node.alpha * wanted[1] - node.sigma * wanted[0]) / determinant
     return p, q
+
+
+def convert(node: Node, kind: Prediction, wanted: Prediction, x: Tensor, output: Tensor) -> Tensor:
+    """An output of a kind at the state x as another kind."""
+    if kind == wanted:
+        return output
+    p, q = express(node, kind, content(node, wanted))
+    return p * x + q * output
 
 
 Array = NDArray[np.float64]

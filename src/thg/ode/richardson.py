@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from thg.ode.network import Conditions, Denoiser, Network
-from thg.ode.outputs import Node, Prediction
+from thg.ode.network import Denoiser, Network
+from thg.ode.outputs import Array, Node
 from thg.ode.schedule import Schedule
 from thg.ode.solvers import Solver, Track, advance, ddim, observe, step
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,26 +58,28 @@ def error_constants(
     its error decreases by 2^-p as in eq. (half step) of the paper. A singlestep solver is measured over whole pairs of
     steps, and each step of the pair gets half of the pair's error.
     """
-    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
-    state = network.state(x)
-    full = halves = _Split(Track(state), Track(torch.zeros_like(state)), guidance_scale - 1)
-    norms: list[tuple[Array, Array]] = []
+    network = Network(denoiser, schedule, x, condition, unconditional, batched=batched)
+    state, normal = network.state(x), schedule.normal
+    full = halves = Track(torch.stack([state, torch.zeros_like(state)]))  # tortoise and hare, each step alike
+
+    def outputs(both: Tensor, node: Node) -> Tensor:
+        """e_c and (w - 1) d, at the sum of tortoise and hare."""
+        e_c, d = network.terms(both[0] + both[1], node)
+        return torch.stack([e_c, (guidance_scale - 1) * d])
+
+    norms: list[Array] = []
     for i in range(0, schedule.steps, solver.stages):
         span = min(solver.stages, schedule.steps - i)
-        first = network.terms(full.whole, schedule.nodes[i])
-        halves = halves.with_states_of(full).step(
-            solver, schedule.normal, schedule.nodes[i], first, schedule.node(i + 0.5)
-        )
+        first = outputs(full.x, schedule.nodes[i])
+        halves = step(replace(halves, x=full.x), solver, schedule.nodes[i], first, schedule.node(i + 0.5), normal)
         for k in range(i, i + span):  # x^(1)
-            outputs = first if k == i else network.terms(full.whole, schedule.nodes[k])
-            full = full.step(solver, schedule.normal, schedule.nodes[k], outputs, schedule.landings[k])
+            output = first if k == i else outputs(full.x, schedule.nodes[k])
+            full = step(full, solver, schedule.nodes[k], output, schedule.landings[k], normal)
         for k in range(1, 2 * span):  # x^(2), from the second half step on
             node = schedule.node(i + k / 2)
             target = schedule.node(i + (k + 1) / 2) if k < 2 * span - 1 else schedule.landings[i + span - 1]
-            halves = halves.step(solver, schedule.normal, node, network.terms(halves.whole, node), target)
-        tortoise = _norms(full.tortoise.x - halves.tortoise.x) / span
-        hare = _norms(full.hare.x - halves.hare.x) / span
-        norms += [(tortoise, hare)] * span  # then continue from x^(1), to follow the trajectory of CFG
+            halves = step(halves, solver, node, outputs(halves.x, node), target, normal)
+        norms += [_norms(full.x - halves.x) / span] * span  # then continue from x^(1), on the trajectory of CFG
     network.require_finite()
     return _constants(norms, solver)
 
@@ -102,56 +101,28 @@ def error_constants_first_order(
     the midpoint and B2 the coefficient of the step from there, T1 - T2 = B2 (e_c(x_i) - e_c(x_m)), and H1 - H2 the same
     with (w - 1) d.
     """
-    network = Network(denoiser, schedule, x, Conditions.of(condition, unconditional, batched, x))
+    network = Network(denoiser, schedule, x, condition, unconditional, batched=batched)
     solver, normal = ddim(), schedule.normal
     state = network.state(x)
-    norms: list[tuple[Array, Array]] = []
+    norms: list[Array] = []
     for i, (node, landing) in enumerate(zip(schedule.nodes, schedule.landings, strict=False)):
         middle = schedule.node(i + 0.5)
         e_c, d = network.terms(state, node)
         track = observe(Track(state), solver, node, e_c + (guidance_scale - 1) * d, normal)
         e_c_middle, d_middle = network.terms(advance(track, solver, middle, normal), middle)
         _, (b2,) = solver.coefficients((middle,), landing, normal)
-        norms.append((_norms(b2 * (e_c - e_c_middle)), _norms(b2 * (guidance_scale - 1) * (d - d_middle))))
+        hare = b2 * (guidance_scale - 1) * (d - d_middle)
+        norms.append(_norms(torch.stack([b2 * (e_c - e_c_middle), hare])))
         state = advance(track, solver, landing, normal)
     network.require_finite()
     return _constants(norms, solver)
 
 
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """Tortoise and hare side by side, both on the fine grid."""
-
-    tortoise: Track
-    hare: Track
-    hare_scale: float  # w - 1
-
-    @property
-    def whole(self) -> Tensor:
-        return self.tortoise.x + self.hare.x
-
-    def with_states_of(self, other: _Split) -> _Split:
-        """This history, with the states of `other`."""
-        return replace(
-            self, tortoise=replace(self.tortoise, x=other.tortoise.x), hare=replace(self.hare, x=other.hare.x)
-        )
-
-    def step(
-        self, solver: Solver, normal: Prediction, node: Node, outputs: tuple[Tensor, Tensor], target: Node
-    ) -> _Split:
-        e_c, d = outputs
-        return replace(
-            self,
-            tortoise=step(self.tortoise, solver, node, e_c, target, normal),
-            hare=step(self.hare, solver, node, self.hare_scale * d, target, normal),
-        )
+def _norms(both: Tensor) -> Array:
+    """The Euclidean norms of tortoise and hare (rows), for each sample."""
+    return np.asarray(both.flatten(2).norm(dim=2).cpu(), dtype=np.float64)
 
 
-def _norms(values: Tensor) -> Array:
-    """The Euclidean norm of each sample."""
-    return np.asarray(values.flatten(1).norm(dim=1).cpu(), dtype=np.float64)
-
-
-def _constants(norms: list[tuple[Array, Array]], solver: Solver) -> ErrorConstants:
-    tortoise, hare = zip(*norms, strict=True)
-    return ErrorConstants(np.stack(tortoise), np.stack(hare), solver.order)
+def _constants(norms: list[Array], solver: Solver) -> ErrorConstants:
+    tortoise, hare = np.stack(norms, axis=1)
+    return ErrorConstants(tortoise, hare, solver.order)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from thg.errors import ScheduleError
-from thg.ode.outputs import Array, Node, Prediction, content, express, log_snr
+from thg.ode.outputs import Array, Node, Prediction, content, convert, log_snr
 
 # -- noise curves: alpha and sigma as functions of the network's own time
 #
@@ -455,10 +455,7 @@ class Schedule:
         """The network's output at the state x as eps (or as the velocity eps - x0 on the straight path)."""
         if self._reversed:
             output = -output
-        if self.prediction == self.normal:
-            return output
-        p, q = express(node, self.prediction, content(node, self.normal))
-        return p * x + q * output
+        return convert(node, self.prediction, self.normal, x, output)
 
     @property
     def _reversed(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,15 +269,9 @@ def _is_flow(scheduler: Any) -> bool:
 
 def prediction_of(scheduler: Any) -> Prediction:
     """What the network of a diffusers scheduler predicts."""
+    kinds: dict[str, Prediction] = {kind: kind for kind in get_args(Prediction)}
+    kinds |= {"original_sample": "sample", "flow_prediction": "flow"}
     given = getattr(scheduler.config, "prediction_type", "flow")
-    kinds: dict[str, Prediction] = {
-        "epsilon": "epsilon",
-        "v_prediction": "v_prediction",
-        "sample": "sample",
-        "original_sample": "sample",
-        "flow_prediction": "flow",
-        "flow": "flow",
-    }
     if given not in kinds:
         raise ScheduleError(f"prediction_type {given!r} is not known; it must be one of {', '.join(kinds)}")
     return kinds[given]

@@ -58,6 +58,10 @@ def describe(
     velocity = None
     if data_as_velocity and response is not None and log_snr is not None and _predicts(scheduler) == "sample":
         response, velocity = _of_velocity(scheduler, calls, log_snr) or (response, None)
+    noise_response = None
+    if response is not None and log_snr is not None and (velocity or _predicts_velocity(scheduler)):
+        ratio = np.exp(-np.clip(log_snr, -LARGEST_LOG_SNR, LARGEST_LOG_SNR) / 2) / _data_size(scheduler)
+        noise_response = response.times(1 + ratio**2)
     return RunInfo(
         steps=len(times),
         positions=tuple(place[level] for level in levels),
@@ -69,6 +73,7 @@ def describe(
         adds_noise=adds_noise(scheduler) or ADDS_NOISE in reason,
         clips=CLIPS in reason and _predicts(scheduler) != "sample",
         velocity=velocity,
+        noise_response=noise_response,
     )
 
 
@@ -97,6 +102,16 @@ def further_arguments(scheduler: Any) -> list[str]:
 def _predicts(scheduler: Any) -> str:
     """The configured kind of the network's output."""
     return str(getattr(getattr(scheduler, "config", None), "prediction_type", ""))
+
+
+def _predicts_velocity(scheduler: Any) -> bool:
+    """Does the network predict v, or a mixture of data and noise as with EDM's preconditioning?"""
+    return _predicts(scheduler) == "v_prediction" or hasattr(scheduler, "precondition_outputs")
+
+
+def _data_size(scheduler: Any) -> float:
+    """The standard deviation of the data that the network's outputs are scaled by."""
+    return float(getattr(getattr(scheduler, "config", None), "sigma_data", None) or 1.0)
 
 
 def _of_velocity(

@@ -189,10 +189,12 @@ class PipelineRun(ABC):
 
     def _log(self) -> None:
         """One line per run."""
-        if (reason := self.reason()) and not self.failed:
+        spent, plain = sum(self.evaluations), sum(self.plain_evaluations)
+        if self.failed:
+            LOG.info("%s: stopped after %d network evaluations", self.name, spent)
+        elif reason := self.reason():
             LOG.warning("%s: %s", self.name, reason)
         else:
-            spent, plain = sum(self.evaluations), sum(self.plain_evaluations)
             LOG.info("%s: %d network evaluations instead of %d", self.name, spent, plain)
 
     def _notes_on_calls(self) -> Iterator[str]:

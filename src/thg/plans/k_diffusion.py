@@ -68,7 +68,14 @@ class Calls:
             order=1 if self.response is None else self.response.order(),
             adds_noise=self.adds_noise,
             explodes=self.explodes,
+            noise_response=self._noise_response(),
         )
+
+    def _noise_response(self) -> Response | None:
+        """See `RunInfo`; the same as the response to noise or to the velocity of a flow."""
+        if self.response is None or not _keep_noise(self.sigmas, self.units):
+            return None
+        return self.response.times(np.square(np.divide(self.sigmas, self.units)))
 
 
 def trace(sampler: Sampler, unit: Callable[[float], float], *, part: bool = False) -> Calls:
@@ -104,8 +111,7 @@ def errors_left(response: Response, sigmas: Sequence[float], units: Sequence[flo
     steps on (docs/log.md): their steps are too long for their small regions of stability.
     """
     sigma, unit = np.array(sigmas), np.array(units)
-    kept = np.abs(unit) <= (1 + SAME) * sigma  # else data are predicted, or there is no noise
-    if not kept.all():
+    if not _keep_noise(sigmas, units):
         return 0.0
     # denoised = skip x + unit output = x - sigma noise; skip = (unit / sigma)^2 for v and EDM, 1 for noise and flows
     no_noise = (1 - (unit / sigma) ** 2) / unit  # the output for a state in which no noise is seen, over the state
@@ -113,6 +119,11 @@ def errors_left(response: Response, sigmas: Sequence[float], units: Sequence[flo
     pull = (1 + (PULL - 1) * sigma**2 / (sigma**2 + CLEAN**2)) / unit
     left, added = (np.abs(response.with_feedback(gains)[-1] * weights).sum() for gains in (no_noise - pull, no_noise))
     return float(left / added) if added > 0 else 0.0
+
+
+def _keep_noise(sigmas: Sequence[float], units: Sequence[float]) -> bool:
+    """Do the outputs hold noise at each call? Else data are predicted as they are, or there is no noise."""
+    return bool((np.abs(units) <= (1 + SAME) * np.array(sigmas)).all())
 
 
 def positions(sigmas: Sequence[float], grid: Sequence[float]) -> tuple[float, ...]:

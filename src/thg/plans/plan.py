@@ -143,19 +143,15 @@ class Plan:
 
     def leaps(self) -> tuple[tuple[int, int], ...]:
         """(start, end) of each leap; one that crosses the cutoff ends there."""
-        return self._leaps
-
-    @cached_property
-    def _leaps(self) -> tuple[tuple[int, int], ...]:
         starts = self.coarse[: self.evaluations]
         ends = (*starts[1:], self.end_of_guidance)
         return tuple(zip(starts, ends, strict=True))
 
     def boost_at(self, step: int) -> float:
         """The factor on the guidance term at this step: `boost` within a leap of two or more steps, else 1."""
-        if not self.guides(step):
+        if self.boost == 1 or not self.guides(step):
             return 1.0
-        start, end = self._leaps[bisect_right(self.coarse, step) - 1]
+        start, end = self.leaps()[bisect_right(self.coarse, step) - 1]
         return self.boost if end - start > 1 else 1.0
 
     @cached_property

@@ -104,17 +104,15 @@ def whole_steps(ideal: NDArray[np.float64], steps: int) -> tuple[int, ...]:
 
 
 def evaluations_for(nfe: float, steps: int) -> int:
-    """How many unconditional evaluations a budget leaves: a float is a share of CFG's, an int a count."""
-    if isinstance(nfe, bool) or not isinstance(nfe, int | float) or not math.isfinite(nfe):
-        raise PlanError(f"nfe must be a share of CFG such as 0.65 or a count, not {nfe!r}")
-    total = round(nfe * 2 * steps) if isinstance(nfe, float) else nfe
-    if not steps + 1 <= total <= 2 * steps:
-        share = f"{(steps + 1) / (2 * steps):.2f} to 1.0"
+    """How many unconditional evaluations a budget leaves: a count has to fit the run, a share gives one at least."""
+    if isinstance(nfe, float):
+        return min(steps, max(1, round(nfe * 2 * steps) - steps))
+    if not steps + 1 <= nfe <= 2 * steps:
         raise PlanError(
-            f"nfe={nfe!r} is {total} evaluations, but {steps} steps need {steps + 1} to {2 * steps} "
-            f"(as a share: {share})"
+            f"nfe={nfe!r} is {nfe} evaluations, but {steps} steps need {steps + 1} to {2 * steps} "
+            f"(as a share: {(steps + 1) / (2 * steps):.2f} to 1.0)"
         )
-    return total - steps
+    return nfe - steps
 
 
 # -- planners
@@ -135,11 +133,11 @@ class Uniform:
             coarse = tuple(range(0, run.steps, self.every))
         else:
             assert self.nfe is not None
-            count = affordable(self.nfe, run.steps)
+            count = evaluations_for(self.nfe, run.steps)
             if self.shape is not None:
                 coarse = grid(run, count, shaped(self.shape))
-                return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
-            coarse = tuple(i * run.steps // count for i in range(count))  # the last leap is as long as the others
+            else:
+                coarse = tuple(i * run.steps // count for i in range(count))  # the last leap is as long as the others
         return Plan(run.steps, coarse, hare_order=self.hare_order, corrector=self.corrector)
 
 
@@ -215,13 +213,6 @@ def check_budget(nfe: float, least: float = 0.5) -> None:
         )
     if not isinstance(nfe, float) and (isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 2):
         raise PlanError(f"nfe must be a share of the plain run's evaluations such as 0.5 or a count, not {nfe!r}")
-
-
-def affordable(nfe: float, steps: int) -> int:
-    """As `evaluations_for`, but a share is never too small for a short run: it gives at least one evaluation."""
-    if isinstance(nfe, float):
-        return min(steps, max(1, round(nfe * 2 * steps) - steps))
-    return evaluations_for(nfe, steps)
 
 
 @dataclass(frozen=True)

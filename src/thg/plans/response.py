@@ -70,6 +70,10 @@ class Response:
         """The response of the final state to outputs of one size and any sign."""
         return float(np.abs(self.matrix[-1]).sum())
 
+    def times(self, factors: Sequence[float] | Array) -> Response:
+        """The response if the output of each call has this factor."""
+        return Response(self.matrix * np.asarray(factors), self.scales)
+
     def part(self, start: int, end: int) -> Response:
         """The response restricted to the calls from `start` to `end`."""
         scales = None if self.scales is None else self.scales[start:end]

@@ -36,6 +36,10 @@ class RunInfo:
     velocity: if the network predicts the data x0, and their velocity v = (a x - x0) / s leaps in their place: a and s
         at each call. A solver forgets x0 at its next step, the network does not: what a leap has missed can be
         corrected in v only. `response` is that to v.
+    noise_response: the response to the noise in the outputs, if they are velocities (v, EDM's): it tells how hard the
+        noise levels are, whatever the network predicts. With r times as much noise as data an error in the noise is one
+        of 1 / sqrt(1 + r^2) in v, and later steps, which keep v and not the noise, shrink it by as much again; so it is
+        1 + r^2 times the response to v.
     """
 
     steps: int
@@ -53,6 +57,7 @@ class RunInfo:
     end_log_snr: float | None = None
     branches: int = 2
     velocity: tuple[tuple[float, float], ...] | None = None
+    noise_response: Response | None = None
 
     @classmethod
     def of(cls, steps: int, guidance_scale: float | None = None) -> RunInfo:
@@ -72,6 +77,7 @@ class RunInfo:
             response=self.response and self.response.part(start, end),
             end_log_snr=self.log_snr[end] if self.log_snr and end < self.steps else self.end_log_snr,
             velocity=self.velocity and self.velocity[start:end],
+            noise_response=self.noise_response and self.noise_response.part(start, end),
         )
 
     def leaping(self, step: int, output: Tensor, state: Tensor) -> Tensor:

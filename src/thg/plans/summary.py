@@ -8,8 +8,6 @@ from typing import Any
 
 from thg.plans.plan import CONDITIONAL, EVALUATED, SKIPPED, Plan
 
-PRIOR_SHOWN = ", within a factor of 3 (not tuned)"
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -86,8 +84,12 @@ class Summary:
         if self.plan is not None:
             lines.append(f"[{self.strip()}]")
         if self.estimated_error is not None and self.finite:
-            found = _shown(self.estimated_error) + ("" if self.tuned else PRIOR_SHOWN)
-            lines.append(f"estimated difference from the plain run: {found}{self._where()}")
+            worst = f"{max(self.estimated_error):.1%}"
+            if len(self.estimated_error) > 1:
+                worst += f" (the worst of {len(self.estimated_error)})"
+            if not self.tuned:
+                worst += ", within a factor of 3 (not tuned)"
+            lines.append(f"estimated difference from the plain run: {worst}{self._where()}")
         if self.checked:
             lines.append(f"layout: {self.checked}")
         if not self.finished:
@@ -97,10 +99,6 @@ class Summary:
         if self.note:
             lines.append(self.note)
         return "\n".join(lines)
-
-
-def _shown(errors: tuple[float, ...]) -> str:
-    return f"{max(errors):.1%}" + (f" (the worst of {len(errors)})" if len(errors) > 1 else "")
 
 
 def lost_in(found: tuple[list[int], Any] | None) -> tuple[tuple[int, float], ...]:

@@ -174,11 +174,12 @@ def _strength(run: RunInfo) -> float:
 
 
 def hardness(run: RunInfo, prior: Prior = PRIOR) -> float:
-    """The factor on evaluations for noise levels on which leaps cost more than usual."""
-    if run.response is None or run.log_snr is None:
+    """The factor on evaluations for noise levels on which leaps cost more than usual, whatever the network predicts."""
+    response = run.noise_response or run.response
+    if response is None or run.log_snr is None:
         return 1.0
-    allowed = prior.usual * run.response.total**prior.power_of_response
-    run = replace(run, guidance_scale=None)  # which has a factor of its own
+    allowed = prior.usual * response.total**prior.power_of_response
+    run = replace(run, response=response, guidance_scale=None)  # which has a factor of its own
     usual = _usual_count(run, prior)
     count = fewest = math.floor(usual + 0.5)
     while count < run.steps and predicted_error(run, grid(run, count, prior), prior) > allowed:

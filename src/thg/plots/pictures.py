@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from thg.plots import HARE, TORTOISE
 
@@ -32,7 +32,7 @@ FONTS = (  # which Pillow finds in the folders of the system
 UNASSIGNED = "\U0010ffff"  # no font has it: drawn as the box for a missing character
 WINDOW, LOWEST, RANGE = 0.064, 50.0, 70.0  # of a spectrogram: seconds, hertz, decibels from black to white (full scale)
 
-Box = tuple[int, int, int, int]
+Box = tuple[int, ...]  # left, top, right, bottom
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
@@ -108,12 +108,8 @@ def _enlarge(page: Image.Image, draw: ImageDraw.ImageDraw, picture: Image.Image,
 
 def _fit(picture: Image.Image) -> Image.Image:
     """The picture in a square cell: small ones are enlarged without smoothing, so that pixels stay visible."""
-    scale = CELL / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    cell = Image.new("RGB", (CELL, CELL), PAPER)
-    cell.paste(picture.convert("RGB").resize(size, method), ((CELL - size[0]) // 2, (CELL - size[1]) // 2))
-    return cell
+    method = Image.Resampling.NEAREST if max(picture.size) < CELL else Image.Resampling.LANCZOS
+    return ImageOps.pad(picture.convert("RGB"), (CELL, CELL), method, PAPER)
 
 
 def _shortened(text: str, font: Font, width: int) -> str:
@@ -146,14 +142,10 @@ def _wrapped(text: str, font: Font, width: int, most: int) -> list[str]:
 
 def font_for(text: str, size: int) -> Font:
     """Pillow's own font; if it lacks letters of the text, the first of those that lack the fewest."""
-    best: Font = ImageFont.load_default(size)
-    fewest = _lacking(best, text)
-    for font in _other_fonts(size) if fewest else ():
-        if (lacking := _lacking(font, text)) < fewest:
-            best, fewest = font, lacking
-        if not fewest:
-            break
-    return best
+    usual = ImageFont.load_default(size)
+    if not _lacking(usual, text):
+        return usual
+    return min([usual, *_other_fonts(size)], key=lambda font: _lacking(font, text))
 
 
 def _lacking(font: Font, text: str) -> int:

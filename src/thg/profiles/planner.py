@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thg.errors import PlanError, ProfileError
-from thg.ode.outputs import Node, Prediction, express
+from thg.ode.outputs import Array, Node, Prediction, express
 from thg.plans.leaps import lagrange_weights
 from thg.plans.plan import Plan, Skips
 from thg.plans.planners import (
-    affordable,
     check_budget,
     evaluated_steps,
+    evaluations_for,
     look_before_you_leap,
     m_max,
     rho_for,
@@ -36,7 +36,6 @@ from thg.plans.tolerance import PRIOR, check_error, leap_weights, predictable
 if TYPE_CHECKING:
     from thg.profiles.profile import Profile
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 GridMethod = Literal["optimal", "algorithm2"]
 
@@ -104,8 +103,8 @@ class ProfilePlanner:
     def _optimal(self, on_grid: ProfileOnGrid, run: RunInfo) -> Plan:
         """The grid with the least predicted error for a budget, or the smallest one that keeps the tolerance."""
         near = on_grid if on_grid.steps <= LONGEST else on_grid.picked(LONGEST)
-        wanted = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
-        wanted = round(wanted * near.steps / on_grid.steps)
+        budget = run.steps if self.nfe is None else evaluated_steps(self.nfe, run)
+        wanted = round(budget * near.steps / on_grid.steps)
         allowed = 0.0 if self.error is None else (self.error * self.profile.state_norm / WORST) ** 2
         grid = tuple(range(near.steps))
         if predictable(run):
@@ -114,7 +113,7 @@ class ProfilePlanner:
                 if len(grid) >= wanted or _total(squares, grid) <= allowed:
                     break
         if near is not on_grid:
-            count = len(grid) if self.nfe is None else evaluated_steps(self.nfe, run)
+            count = len(grid) if self.nfe is None else budget
             grid = _stretched(grid, run.steps if len(grid) == near.steps else count, run.steps)
         corrector, order = self.corrector, self.hare_order
         return Plan(run.steps, grid, hare_order=order, corrector=corrector, slope=PRIOR.slope, skips="network")
@@ -151,7 +150,7 @@ class ProfilePlanner:
         tortoise, hare = (constants.tolist() for constants in on_grid.error_constants())
         order, rho = self.profile.about.order, self.rho
         if self.nfe is not None:  # the smallest rho whose grid comes closest to the budget from below
-            evaluations = affordable(self.nfe, run.steps)
+            evaluations = evaluations_for(self.nfe, run.steps)
             try:
                 rho = rho_for(tortoise, hare, evaluations, order, cutoff=cutoff or run.steps)
             except PlanError:
@@ -328,19 +327,17 @@ def _cubic(position: float, size: int) -> Array:
 
 def far_from(profile: Profile, run: RunInfo) -> str:
     """How a run is too different from the measured one, in words; empty if it is not."""
-    distinct, scale = len(set(run.positions)), profile.about.guidance_scale
-    w = scale if run.guidance_scale is None else run.guidance_scale
-    at = ProfileOnGrid.of(profile, run).grid_positions
-    measured = float(at.max() - at.min()) + 1  # steps between the same noise levels
+    on_grid, scale = ProfileOnGrid.of(profile, run), profile.about.guidance_scale
+    distinct = len(set(run.positions))
+    measured = float(np.ptp(on_grid.grid_positions)) + 1  # steps between the same noise levels
+    noise, levels = on_grid.noise[:-1], profile.noise[:-1]
     far = []
     if not 1 / FAR_STEPS <= distinct / measured <= FAR_STEPS:
         far.append(f"{distinct} steps against {measured:.0f}")
-    if not (scale - 1) / FAR_SCALE <= w - 1 <= FAR_SCALE * (scale - 1):
-        far.append(f"guidance_scale {w:g} against {scale:g}")
-    if run.log_snr is not None:
-        noise, levels = noise_share(run.log_snr), profile.noise[:-1]
-        if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
-            far.append("noise levels outside the measured range")
+    if not (scale - 1) / FAR_SCALE <= on_grid.hare_scale <= FAR_SCALE * (scale - 1):
+        far.append(f"guidance_scale {on_grid.run.guidance_scale:g} against {scale:g}")
+    if noise.max() > levels.max() + FAR_NOISE or noise.min() < levels.min() - FAR_NOISE:
+        far.append("noise levels outside the measured range")
     return "; ".join(far)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from thg.errors import ProfileError
 from thg.files import write_atomically
-from thg.ode.outputs import Prediction
+from thg.ode.outputs import Array, Prediction
 from thg.plans.plan import Plan, Skips
 from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, PRIOR
@@ -26,8 +26,6 @@ from thg.profiles.planner import GridMethod, ProfilePlanner, output_weights
 FORMAT = "thg-profile-2"
 OLD = "thg-profile-1"  # it had the error constants, and the Gram matrix of the guidance terms
 MODELS = Path(__file__).parent.parent / "models"
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,11 +34,8 @@ WAITING = 8  # jobs in the queue, besides the running one
 KEEP_ALIVE = 0.5  # seconds without an event after which a stream checks that its client is still connected
 
 
-def create_app(
-    engine: Engine, *, host: str | None = None, token: str | None = None, worker: Worker | None = None
-) -> Gate:
-    """The application. host and token: as `Gate` takes them; worker: executes the runs."""
-    worker = worker or Worker(WAITING)
+def create_app(engine: Engine, worker: Worker, *, host: str | None = None, token: str | None = None) -> Gate:
+    """The application. worker: executes the runs. host and token: as `Gate` takes them."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -139,7 +136,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return JSONResponse({"message": in_words(list(error.errors()))}, 422)
+        return JSONResponse({"message": in_words(error.errors())}, 422)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

@@ -43,8 +43,8 @@ class Engine:
 
     def __init__(self, model: Model, source: Source | None = None, library: Path | None = None) -> None:
         self.model = model
-        self._first = {} if source is None else {model.key: source}
-        self._profile = model.profile
+        self._first, self._profile = model.key, model.profile
+        self._source = source
         self._library = library
         self._plain: OrderedDict[str, SeededRun] = OrderedDict()
         self._warm = False
@@ -65,17 +65,13 @@ class Engine:
 
     def models(self) -> dict[str, Source]:
         """The models that can be chosen, by name: the first one, the shipped ones, those below the folder."""
-        others = dict.fromkeys(map(str, SHIPPED), "") if self._first else {}
+        if self._source is None:
+            return {}
+        others = {str(name): str(name) for name in SHIPPED}
         if self._library is not None:
-            others |= dict.fromkeys(local_models(self._library), f"{self._library}/")
-        found = {name: self._like_first(folder + name) for name, folder in others.items()}
-        return {**self._first, **found, **self._first}
-
-    def _like_first(self, model: str) -> Source:
-        """Another model on the same device, in the same precision."""
-        (first,) = self._first.values()
-        source = replace(first, model=model, variant=None, lora=())
-        return source if source.single else replace(source, config=None)
+            others |= {name: f"{self._library}/{name}" for name in local_models(self._library)}
+        others.pop(self._first, None)
+        return {self._first: self._source} | {name: _like(self._source, model) for name, model in others.items()}
 
     def switch(self, name: str, emit: Emit, cancelled: threading.Event) -> None:
         """Loads another model of the list; the present one stays if that fails."""
@@ -83,7 +79,7 @@ class Engine:
         if source is None:
             raise THGError(f"there is no model {name!r} here")
         emit("loading", {"name": name})
-        model = Model.load(source, self._profile if name in self._first else None, key=name)
+        model = Model.load(source, self._profile if name == self._first else None, key=name)
         self.model, self._warm = model, False
         self._plain.clear()
         emit("done", model.describe())
@@ -229,6 +225,12 @@ class Engine:
         if "callback" in self.model.takes:
             return {"callback": lambda step, time, latents: after_step(step, latents), "callback_steps": 1}
         return {}
+
+
+def _like(source: Source, model: str) -> Source:
+    """Another model on the same device, in the same precision."""
+    other = replace(source, model=model, variant=None, lora=())
+    return other if other.single else replace(other, config=None)
 
 
 def _tell(emit: Emit, side: Side, result: SeededRun, how: list[dict[str, Any]], remembered: bool = False) -> None:

@@ -39,10 +39,6 @@ HEADERS: Final = {
 }
 
 
-class Refusal(HTTPException):
-    """A refused request."""
-
-
 class Gate:
     """An ASGI application around another one."""
 
@@ -59,7 +55,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise Refusal(400, "the studio supports HTTP only")
+            raise HTTPException(400, "the studio supports HTTP only")
         request, send = Request(scope), _with_headers(send)
         try:
             self._check(request)
@@ -67,19 +63,19 @@ class Gate:
                 await self.app(scope, _bounded(receive, request), send)
                 return
             response = self._ask_for_token(request)
-        except Refusal as refusal:
+        except HTTPException as refusal:
             response = PlainTextResponse(refusal.detail, refusal.status_code)
         await response(scope, receive, send)
 
     def _check(self, request: Request) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._is_ours(host):
-            raise Refusal(421, f"this studio does not answer for {host!r}; open the address that it printed")
+            raise HTTPException(421, f"this studio does not answer for {host!r}; open the address that it printed")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise Refusal(403, "requests from other origins are refused")
+            raise HTTPException(403, "requests from other origins are refused")
         site = request.headers.get("sec-fetch-site", "none")
         if site not in ("same-origin", "none") and request.method not in ("GET", "HEAD"):
-            raise Refusal(403, "requests from other sites are refused")
+            raise HTTPException(403, "requests from other sites are refused")
 
     def _is_ours(self, header: str) -> bool:
         """Accepts addresses, but no names other than ours: an attacker's DNS may point a name at this machine."""
@@ -121,7 +117,7 @@ def _bounded(receive: Receive, request: Request) -> Receive:
     most = MAX_PICTURE if request.scope["path"] == "/api/runs" else MAX_BODY
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and int(announced) > most:
-        raise Refusal(413, f"a request may have {most} bytes, not {announced}")
+        raise HTTPException(413, f"a request may have {most} bytes, not {announced}")
     seen = 0
 
     async def bounded() -> Message:
@@ -129,7 +125,7 @@ def _bounded(receive: Receive, request: Request) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > most:
-            raise Refusal(413, f"a request may have {most} bytes")
+            raise HTTPException(413, f"a request may have {most} bytes")
         return message
 
     return bounded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
@@ -166,13 +167,11 @@ class ModelRequest(Strict):
 KINDS = ("default", "paper", "profile", "custom", "tuned")
 
 
-def in_words(errors: list[dict[str, object]]) -> str:
+def in_words(errors: Sequence[Any]) -> str:
     """Pydantic's list of errors as one sentence for the user."""
     sentences = []
     for error in errors[:3]:
-        place = error.get("loc")
-        parts = place if isinstance(place, tuple | list) else ()
-        names = [str(part) for part in parts if part not in ("body", *KINDS)]
-        message = str(error.get("msg", "is not valid")).removeprefix("Value error, ")
-        sentences.append(f"{'.'.join(names)}: {message[:1].lower()}{message[1:]}" if names else message)
+        place = ".".join(str(part) for part in error["loc"] if part not in ("body", *KINDS))
+        message = error["msg"].removeprefix("Value error, ")
+        sentences.append(f"{place}: {message[:1].lower()}{message[1:]}" if place else message)
     return "; ".join(sentences)

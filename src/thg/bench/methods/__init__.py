@@ -74,7 +74,7 @@ def as_policy(method: Any, steps: int) -> Policy:
     return method if isinstance(method, Policy) else EnabledPolicy(guide_maker(method))
 
 
-def reference(cls: type) -> str:
+def citation(cls: type) -> str:
     """What a report says of a method: its paper, or the first line of its docstring."""
     text = str(getattr(cls, "paper", "") or cls.__doc__ or cls.__name__)
     return text.strip().splitlines()[0].rstrip(".")

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from thg.bench.methods.policy import Counted, Pilot, Policy, Prepared
@@ -40,12 +41,10 @@ class CFGCache:
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-10 without the frequency weights"
 
     nfe: int
-    interval: int = 5
+    interval: Annotated[int, Field(ge=2)] = 5
 
     def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
-        if self.interval < 2:
-            raise PlanError(f"interval must be at least 2, not {self.interval}")
         for warmup in range(run.steps + 1):
             coarse = (*range(warmup), *(i for i in range(warmup, run.steps) if i % self.interval == 0))
             if len(coarse) == count:
@@ -58,7 +57,7 @@ class CFGCache:
 
 
 @dataclass(frozen=True)
-class CFGCacheFFT:
+class CFGCacheFFT(CFGCache):
     """CFG-Cache with the frequency enhancement: the low frequencies of the kept difference are raised in the earlier
     part of the run, the high ones in the later part.
 
@@ -69,15 +68,13 @@ class CFGCacheFFT:
 
     paper: ClassVar[str] = "Lv et al., FasterCache, 2024, Eq. 9-11"
 
-    nfe: int
-    interval: int = 5
     low_weight: float = 1.1
     high_weight: float = 1.1
     low_until: float = 0.8  # share of the run
     high_from: float = 0.6
 
     def guide(self, run: RunInfo) -> Guide:
-        return FrequencyGuide(CFGCache(self.nfe, self.interval).plan(run), run, self)
+        return FrequencyGuide(self.plan(run), run, self)
 
 
 class FrequencyGuide(HareGuide):
@@ -165,12 +162,10 @@ class GuidanceInterval:
     )
 
     nfe: int
-    start: float = 0.17
+    start: Annotated[float, Field(ge=0, lt=1)] = 0.17
 
     def plan(self, run: RunInfo) -> Plan:
         count = evaluations_for(self.nfe, run.steps)
-        if not 0 <= self.start < 1:
-            raise PlanError(f"start must be a share of the run from 0 to below 1, not {self.start:g}")
         first = int(self.start * run.steps)
         end = first + count
         if end > run.steps:
@@ -213,8 +208,7 @@ class AdaptiveGuidance(Policy):
         return self.threshold is None
 
     def prepare(self, pilot: Pilot) -> dict[str, Any]:
-        if self.nfe is None:
-            return {}
+        assert self.nfe is not None  # a threshold needs no preparation
         plain = AdaptiveGuide()
         with enabled(pilot.pipe, plain):
             pilot.run()

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from thg.pipelines import enabled, summary
 from thg.plans.guide import GuideMaker
@@ -81,7 +83,7 @@ class Policy:
 class PlainCFG(Policy):
     """Both branches at each step, on the unmodified pipeline; with `nfe`, in fewer steps."""
 
-    nfe: int | None = None
+    nfe: Annotated[int, Field(ge=2)] | None = None
     paper: ClassVar[str] = "Ho and Salimans, Classifier-Free Diffusion Guidance, 2022: e = e_c + (w - 1) (e_c - e_u)"
 
     def budget(self, steps: int, guidance_scale: float) -> int:

@@ -92,11 +92,10 @@ class Spectrum(Predictor):
 
 def differences(nodes: Array) -> list[Array]:
     """The derivatives of order 0, 1, ... at the last node, by repeated backward differences: weights of the nodes."""
-    level, found = np.eye(len(nodes)), []
-    steps = np.diff(nodes)
-    while len(level):
+    level, steps, found = np.eye(len(nodes)), np.diff(nodes), []
+    for order in range(len(nodes)):
         found.append(level[-1])
-        level = np.diff(level, axis=0) / steps[len(steps) - len(level) + 1 :, None] if len(level) > 1 else level[:0]
+        level = np.diff(level, axis=0) / steps[order:, None]
     return found
 
 

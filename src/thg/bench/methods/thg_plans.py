@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from thg.bench.methods.policy import Counted, EnabledPolicy, Pilot, Policy, Prepared
-from thg.bench.tables import ConfigError, FilePath, nearest
+from thg.bench.tables import ConfigError, FilePath
 from thg.calibration import calibrate
 from thg.errors import PlanError
-from thg.plans.plan import PRESETS, Plan, Skips, preset
-from thg.plans.planners import guide_maker, tapered, uniform
+from thg.plans.plan import Plan, preset
+from thg.plans.planners import Planner, guide_maker, tapered, uniform
 from thg.plans.run_info import RunInfo
 from thg.plans.tolerance import DEFAULT_ERROR, within
 from thg.profiles.profile import Profile
@@ -28,28 +28,26 @@ class UniformPolicy:
     corrector: float = 0.0
     paper: ClassVar[str] = "thg: uniform grid, linear prediction of the guidance term"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return uniform(nfe=self.nfe, hare_order=self.hare_order, corrector=self.corrector)
 
 
 @dataclass(frozen=True)
 class TaperedPolicy:
     nfe: int
     paper: ClassVar[str] = "thg: leaps of the whole network, shortest at both ends"
-    skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return tapered(self.nfe).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return tapered(self.nfe)
 
 
 @dataclass(frozen=True)
 class WithinPolicy:
     error: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_ERROR
     paper: ClassVar[str] = "thg: the default, the evaluations that keep results within a tolerance of plain CFG's"
-    skips: ClassVar[Skips] = "network"
 
-    def plan(self, run: RunInfo) -> Plan:
-        return within(self.error).plan(run)
+    def policy(self, steps: int) -> Planner:
+        return within(self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +133,6 @@ class PaperPlan(Calibrated):
     def __post_init__(self) -> None:
         if sum(way is not None for way in (self.preset, self.coarse, self.rho)) != 1:
             raise ConfigError('thg takes one of preset = "sd15", coarse = [0, 1, 2, 4], or rho = 1.1')
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ConfigError(f"there is no preset {self.preset!r}{nearest(self.preset, PRESETS)}")
 
     def planner(self) -> dict[str, Any]:
         return {"rho": self.rho, "boost": self.boost, "cutoff": self.cutoff}

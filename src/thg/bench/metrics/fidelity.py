@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.signal.windows import gaussian
 
 from thg.bench.metrics.base import Batch, Direction, MeanMetric, MetricError
 from thg.media import CAP, psnr, snr
@@ -86,8 +87,7 @@ def ssim(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _blur(x: torch.Tensor) -> torch.Tensor:
     """Gaussian window with weights of sum one, no padding, columns then rows."""
-    position = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - (WINDOW - 1) / 2
-    weights = torch.exp(-(position**2) / (2 * SIGMA**2))
+    weights = gaussian(WINDOW, std=SIGMA, dtype=x.dtype, device=x.device)
     weights = weights / weights.sum()
     channels = x.shape[1]
     down = weights.view(1, 1, -1, 1).expand(channels, 1, -1, 1)

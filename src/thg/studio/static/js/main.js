@@ -103,7 +103,7 @@ class Page {
 
   async replan() {
     await this.budget.refresh(this.settings);
-    if ($("live").checked && this.budget.plan) this.runSoon();
+    if ($("live").checked && this.budget.plan && !makesSheet()) this.runSoon();
   }
 
   planned(plan) {
@@ -176,29 +176,35 @@ class Page {
     this.soon = setTimeout(() => this.generate(), 250);
   }
 
-  // A run for each pair of steps and targets; one sheet of thg's pictures.
+  // A run for each pair of steps and targets with the same seed; one sheet of thg's pictures. The settings stay.
   async sheet() {
     const numbers = (id) => $(id).value.split(/[ ,]+/).filter(Boolean).map(Number);
     const [steps, targets] = [numbers("xy-steps"), numbers("xy-targets")];
     const valid = [...steps, ...targets].every((value) => value > 0) && steps.every(Number.isInteger) && steps.length && targets.length;
     if (!valid || !$("settings").reportValidity()) return toast("Write numbers with spaces between them, such as 20 28 50.");
+    const { steps: usual, batch, plan } = this.settings;
     const results = [];
-    for (const target of targets) {
-      results.push([]);
-      for (const count of steps) {
-        const plan = { ...this.model.default_plan, error: target / 100 };
-        await this.adopt({ steps: count, batch: 1, plan });
-        const result = await this.generate();
-        if (!result) return undefined; // cancelled, or failed with a message
-        results.at(-1).push(result);
+    $("xy-run").disabled = true;
+    try {
+      for (const target of targets) {
+        results.push([]);
+        for (const count of steps) {
+          await this.adopt({ steps: count, batch: 1, plan: { ...this.model.default_plan, error: target / 100 } });
+          const result = await this.generate();
+          if (!result) return undefined; // cancelled, or failed with a message
+          results.at(-1).push(result);
+        }
       }
+    } finally {
+      await this.adopt({ steps: usual, batch, plan });
+      $("xy-run").disabled = false;
     }
     return save(await grid(results, steps, targets.map((target) => `${target} %`)), `sheet-${this.settings.seed}.png`);
   }
 
   async generate() {
     if (!$("settings").reportValidity()) return undefined;
-    if ($("reroll").checked) this.form.roll();
+    if ($("reroll").checked && !makesSheet()) this.form.roll();
     this.running?.abort();
     const running = (this.running = new AbortController());
     const result = { when: Date.now(), settings: structuredClone(this.settings), sides: {} };
@@ -245,6 +251,8 @@ class Page {
     if (name === "done") Object.assign(result, data);
   }
 }
+
+const makesSheet = () => $("xy-run").disabled;
 
 const verdict = ({ plain, thg }) =>
   thg.nfe < plain.nfe
