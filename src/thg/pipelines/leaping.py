@@ -67,6 +67,8 @@ class SeenCall:
 
     def predicted(self, position: float, plan: Plan) -> Any:
         """Its output at another position, on the line of a leap: a pipeline may keep it, or mix it with a new one."""
+        if not self.rows:  # residuals of a ControlNet, for a network that does not run
+            return self.output
         if self.earlier is None or abs(self.position - self.earlier.position) < SAME_POSITION:
             return copied(self.output)
         weights = prediction_weights((self.earlier.position, self.position), position, plan.hare_order, plan.slope)
@@ -101,8 +103,8 @@ class LeapingLoop(Loop):
         if output.shape != self.shape:
             self.leaps.forget()
         self.shape = output.shape
-        copied = at_least_float32(output) if output.dtype != torch.float32 else output.clone()
-        leaping = (copied if self.run.velocity is None else self.run.leaping(self.index, copied, state),)
+        own = at_least_float32(output) if output.dtype != torch.float32 else output.clone()
+        leaping = (own if self.run.velocity is None else self.run.leaping(self.index, own, state),)
         used = self.leaps.observe(self.index, leaping)
         return output if used is leaping else self._landed(used[0], output, state)
 
@@ -186,7 +188,8 @@ class LeapingRun(PipelineRun):
             rows = before.rows
         else:
             rows = 0 if any(beside in name for beside in BESIDE) else rows_of(output)
-        self._calls[index : index + 1] = [SeenCall.of(network, given, copied(output), rows, before, self._position)]
+        kept = copied(output) if rows else output
+        self._calls[index : index + 1] = [SeenCall.of(network, given, kept, rows, before, self._position)]
         self._rows, self._plain_rows = self._rows + rows, self._plain_rows + rows
         return output
 
