@@ -317,7 +317,9 @@ def test_how_close_readme_says_is_what_the_tables_say():
     assert f"with {min(means):.0f} to {max(means):.0f} dB in the mean" in text
     for said in (text, plans):
         assert re.search(r"On 12|on 12", said)
-        assert all(number in said for number in ("95 % of the samples", "86 %", "96 % of 288", "92 % in all"))
+        assert all(number in said for number in ("97 % of the samples", "95 %", "96 % of 312", "92 % in all"))
+    assert "in 96 % of 312 cells and at least 90 % in all (least 92 %" in log
+    assert re.search(r"\| Karras' levels, [^|]* \| [^|]* \| [^|]* \| 95 % ", log)
 
 
 def test_readme_prints_what_its_code_prints(tmp_path):

@@ -133,7 +133,7 @@ def within(error: float = DEFAULT_ERROR, *, effort: float = 1.0) -> Within:
 
     error: how far the final latents may be from those of the same run with all evaluations, relative to their norm. A
         target, not a guarantee: it is set without knowing the network. On networks that had no part in its choice,
-        94 % of the samples are within it (2 % in the worst of 288 cells, docs/log.md), and 99 % after
+        96 % of the samples are within it (46 % in the worst of 312 cells, docs/log.md), and 99 % after
         `thg.tune` (92 % in the worst). `summary(pipe).estimated_error` estimates the result after a run.
     effort: factor on the number of evaluations, for this network compared with the assumed one; `thg.tune` finds it.
     """
