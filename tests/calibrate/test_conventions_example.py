@@ -1,4 +1,4 @@
-"""The example with a network in everybody's convention: equal results, in few lines each."""
+"""The example with a network in everybody's convention: the same results, in few lines each."""
 
 import importlib.util
 import inspect
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PATH = Path(__file__).parents[2] / "examples" / "own_denoiser_conventions.py"
-VP = ("noise_ddpm", "v_prediction", "x0_of_ddpm")
+NOISE, VP = ("noise_ddpm",), ("v_prediction", "x0_of_ddpm")
 FLOW = ("velocity_to_noise", "velocity_to_data", "velocity_of_999", "x0_of_a_flow")
 
 
@@ -32,8 +32,9 @@ def results(example):
     return found
 
 
-@pytest.mark.parametrize("family", [VP, FLOW], ids=["vp", "flow"])
+@pytest.mark.parametrize("family", [NOISE, VP, FLOW], ids=["noise", "vp", "flow"])
 def test_the_result_does_not_depend_on_the_convention(family, results):
+    """Of networks in which the same leaps: noise as it is, everything else as a velocity."""
     for name in family:
         assert results[name][0] == pytest.approx(results[family[0]][0], abs=0.05)
         assert results[name][1] == [60, 42, 42]
