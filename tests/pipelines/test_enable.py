@@ -155,6 +155,9 @@ def test_what_is_not_a_pipeline_is_refused():
         thg.enable(torch.nn.Linear(1, 1))
     with pytest.raises(thg.UnsupportedPipelineError, match="not int"):
         thg.enable(3)
+    for ask in (thg.disable, thg.is_enabled, thg.summary):
+        with pytest.raises(thg.UnsupportedPipelineError, match="takes a diffusers pipeline, not None"):
+            ask(None)
 
 
 def test_a_pipeline_that_reads_its_networks_attention_is_refused_with_any_plan():

@@ -369,7 +369,7 @@ def test_the_number_of_samples_may_change(known, noise):
 def test_a_run_of_one_step_has_another_reason(known, noise):
     pipe = thg.enable(made(own.FourPasses, known))
     pipe(WORDS, 5.0, 1, noise)
-    assert "1 steps are too few" in thg.summary(pipe).note
+    assert "one step is too few" in thg.summary(pipe).note
 
 
 @pytest.mark.parametrize("kind", [NewScheduler, CopiedScheduler])

@@ -56,7 +56,7 @@ def target_of(
     if schedule is None and x is None:
         return Pipeline(pipe, prompts, steps, guidance_scale, seed, call or {}, layout)
     if schedule is None:
-        raise ProfileError("a denoiser needs the grid of its runs: thg.calibrate(..., schedule=thg.Schedule.vp(50))")
+        raise ProfileError("a denoiser needs the grid of its runs: add schedule=thg.Schedule.vp(50)")
     if steps not in (None, schedule.steps) or call or layout:
         raise ProfileError("steps=, call= and layout= are for pipelines; a denoiser's steps are those of its schedule")
     scale = _checked_scale(guidance_scale)
@@ -88,8 +88,8 @@ class Pipeline:
         prompt_name = next((name for name in ("prompt", "class_labels") if name in names), None)
         if prompt_name is None or "num_inference_steps" not in names:
             raise ProfileError(
-                f"{type(pipe).__name__} takes no prompt, or no num_inference_steps; thg cannot calibrate it as a "
-                "pipeline. A denoiser of your own needs schedule= and x=: thg.calibrate(denoiser, conditions, x=noise, "
+                f"{type(pipe).__name__} takes no prompt, or no num_inference_steps; thg cannot measure it as a "
+                "pipeline. A denoiser of your own needs schedule= and x=: (denoiser, conditions, x=noise, "
                 "schedule=thg.Schedule.vp(50), guidance_scale=4)"
             )
         steps = default_of(pipe, "num_inference_steps") if steps is None else steps
@@ -216,13 +216,10 @@ class OwnDenoiser:
         if not callable(self.denoiser):
             raise ProfileError(
                 f"a denoiser is a function, denoiser(x, t, condition), not {type(self.denoiser).__name__}; a pipeline "
-                "is calibrated without schedule="
+                "takes neither schedule= nor x="
             )
         if not isinstance(self.x, Tensor) or not len(self.x):
-            raise ProfileError(
-                "a denoiser needs start states, one row per sample: thg.calibrate(denoiser, conditions, "
-                "x=torch.randn(...), schedule=...)"
-            )
+            raise ProfileError("a denoiser needs start states, one row per sample: add x=torch.randn(...)")
         if self.conditions is not None and (count := _count(self.conditions)) != len(self.x):
             raise ProfileError(
                 f"there are {count} conditions and {len(self.x)} start states; each sample needs one of both"

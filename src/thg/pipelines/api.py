@@ -73,8 +73,9 @@ def _enabling(
 
 def disable(pipe: Any) -> None:
     """Undoes `enable` and restores the pipeline. Does nothing on a pipeline that is not enabled."""
+    owners = _owners(pipe)
     _ended.pop(pipe, None)
-    for part, owner in _owners(pipe).items():
+    for part, owner in owners.items():
         owner.undo(part)
 
 
@@ -238,6 +239,8 @@ def _parts(pipe: Any, layout: Delegates) -> list[Any]:
 
 def _owners(pipe: Any) -> dict[Any, EnabledPipeline]:
     """The pipeline and those that it runs, as far as they are enabled, with their owners."""
+    if not hasattr(pipe, "__weakref__"):  # None, a name, a list
+        raise UnsupportedPipelineError(f"this takes a diffusers pipeline, not {pipe!r}")
     layout = layout_of(pipe)
     parts = _parts(pipe, layout) if isinstance(layout, Delegates) else []
     return {part: owner for part in (pipe, *parts) if (owner := owner_of(part)) is not None}

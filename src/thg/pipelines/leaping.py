@@ -340,7 +340,8 @@ class LeapingRun(PipelineRun):
                     "change from step to step"
                 )
             elif loop.leaps.plan.evaluations == loop.run.steps:
-                few = f"{loop.run.steps} steps are too few to leave one out at this tolerance"
+                number = "one step is" if loop.run.steps == 1 else f"{loop.run.steps} steps are"
+                few = f"{number} too few to leave one out at this tolerance"
                 if loop.run.order > 2:
                     few += f" with a solver of order {loop.run.order} (DPM++ 2M, UniPC, Euler and DDIM need fewer)"
                 tolerance = getattr(self._planned.planner, "error", None) is not None
