@@ -140,6 +140,23 @@ class Guidance:
             return error
         return error * self.scale.value.flatten().abs() / abs(self.scale.largest - 1)
 
+    def summary(self, evaluations: Sequence[int], seconds: float, error: Tensor | None) -> Summary:
+        """The cost of a run with these evaluations at its steps."""
+        leaps = self.leaps
+        return Summary(
+            pipeline="thg.sample",
+            steps=self.schedule.steps,
+            nfe=sum(evaluations),
+            cfg_nfe=self.plain_evaluations,
+            evaluations=tuple(evaluations),
+            seconds=seconds,
+            plan=self.plan,
+            note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
+            estimated_error=None if error is None else tuple(error.tolist()),
+            lost=() if leaps is None or error is None else lost_in(leaps.lost()),
+            tuned=leaps is not None and bool(leaps.tuned),
+        )
+
     def output(self, index: int, network: Network, x: Tensor, node: Node) -> Tensor:
         """The guided output at a step, evaluated or predicted: e_c + (w - 1) d."""
         if self.leaps is not None:
@@ -367,20 +384,7 @@ def sample(
         network.watch(end, schedule.nodes[-1], "latents")
         error = guidance.estimated_error(end) if form == "predictor" else None
     network.require_finite()
-    leaps = guidance.leaps
-    summary = Summary(
-        pipeline="thg.sample",
-        steps=schedule.steps,
-        nfe=network.evaluations,
-        cfg_nfe=guidance.plain_evaluations,
-        evaluations=tuple(evaluations),
-        seconds=time.perf_counter() - started,
-        plan=guidance.plan,
-        note="" if leaps is None else "; ".join(filter(None, (leaps.doubt(), leaps.tuned))),
-        estimated_error=None if error is None else tuple(error.tolist()),
-        lost=() if leaps is None or error is None else lost_in(leaps.lost()),
-        tuned=leaps is not None and bool(leaps.tuned),
-    )
+    summary = guidance.summary(evaluations, time.perf_counter() - started, error)
     return Sampled(end.to(x.dtype), network.evaluations, guidance.plan, summary, tuple(states) if trajectory else ())
 
 

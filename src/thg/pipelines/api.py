@@ -19,6 +19,7 @@ from thg.pipelines.describe import known_run
 from thg.pipelines.identity import fingerprint, remembered
 from thg.pipelines.layouts import Batched, Delegates, Refused, Sequential, layout_of, unknown_layout
 from thg.pipelines.owner import EnabledPipeline, owner_of
+from thg.pipelines.run import SCALES
 from thg.plans.guide import GuideMaker
 from thg.plans.plan import Plan
 from thg.plans.planners import Choice, Planned, Tapered, guide_maker, tapered
@@ -181,7 +182,7 @@ def plan_for(pipe: Any, nfe: int, *, guidance_scale: float | None = None) -> tup
 def usual_guidance(pipe: Any) -> float:
     """The default of the pipeline's own call, if that is above 1."""
     parameters = inspect.signature(type(pipe).__call__).parameters
-    for name in ("true_cfg_scale", "guidance_scale"):
+    for name in SCALES:
         value = parameters[name].default if name in parameters else None
         if isinstance(value, int | float) and value > 1:
             return float(value)
